@@ -1,0 +1,160 @@
+"""Conversations as tensors. Masks come from construction, never from searching the text for markers.
+
+Shape letters: B conversations (or rows), T tokens, K turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lightning_mtrl.conversation import Conversation
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Rows of tokens, in the form every module reads.
+
+    A row is either one whole conversation or one state with several responses that share its prefix;
+    `predecessor` and the attention mask hold the difference, so a module's forward is the same for both.
+
+    Attributes:
+        input_ids: token ids; padding at the right.
+        attention_mask: [B, T], True on real tokens (causal order is implied); or [B, T, T], True where
+            the first position may look at the second.
+        position_ids: position of each token in its own conversation.
+        predecessor: index, in the same row, of the token whose hidden state predicts this token.
+        response_mask: True on tokens that the policy sampled, end-of-turn token included.
+        behaviour_logprobs: log-probability in nats of each sampled token under the policy that
+            sampled it; 0 elsewhere.
+    """
+
+    input_ids: Int[Tensor, "B T"]
+    attention_mask: Bool[Tensor, "B T"] | Bool[Tensor, "B T T"]
+    position_ids: Int[Tensor, "B T"]
+    predecessor: Int[Tensor, "B T"]
+    response_mask: Bool[Tensor, "B T"]
+    behaviour_logprobs: Float[Tensor, "B T"]
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch on another device (Lightning calls this for plain `Trainer` use too)."""
+        moved = {f.name: _moved(getattr(self, f.name), device) for f in fields(self)}
+        return replace(self, **moved)
+
+    def __len__(self) -> int:
+        return self.input_ids.size(0)
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+@dataclass(frozen=True)
+class ConversationBatch(TokenBatch):
+    """Whole conversations, one a row.
+
+    Attributes:
+        turn_index: 0 outside responses, k on the tokens of the k-th response (k = 1, 2, ...).
+        turn_mask: True where the conversation has a k-th turn (column k - 1).
+        turn_end: index of the last token of each response.
+        turn_read: index of the last token of the header that follows each response: the place where
+            a pretrained model already predicts the reaction to it.
+        turn_rewards: reward observed after each response.
+        turn_explored: True where the response was drawn from a flattened distribution.
+        outcome: outcome of each conversation; NaN where it is unknown.
+        ids: the conversations' ids, in row order.
+    """
+
+    turn_index: Int[Tensor, "B T"]
+    turn_mask: Bool[Tensor, "B K"]
+    turn_end: Int[Tensor, "B K"]
+    turn_read: Int[Tensor, "B K"]
+    turn_rewards: Float[Tensor, "B K"]
+    turn_explored: Bool[Tensor, "B K"]
+    outcome: Float[Tensor, " B"]
+    ids: tuple[str, ...] = ()
+
+
+def collate(
+    conversations: Sequence[Conversation], pad_id: int, header_ids: Sequence[int] = ()
+) -> ConversationBatch:
+    """Put conversations into one right-padded batch.
+
+    Args:
+        conversations: with token ids (`Conversation.has_tokens`).
+        pad_id: id written on padding; its value has no influence.
+        header_ids: the glue that follows a finished response, up to where the next message's content
+            begins (`ChatTokenizer.header_ids`). It is appended to a conversation that ended right
+            after its last response, so that `turn_read` exists for every turn.
+
+    Raises:
+        ValueError: for an empty list, or a conversation without token ids.
+    """
+    if not conversations:
+        raise ValueError("collate needs at least one conversation")
+    rows = [_row(c, list(header_ids)) for c in conversations]
+    width, turns = max(len(r.ids) for r in rows), max(len(r.ends) for r in rows)
+    lengths = torch.tensor([len(r.ids) for r in rows])
+    attention = torch.arange(width) < lengths[:, None]
+    turn_index = _padded([r.turn_index for r in rows], width, 0)
+    positions = torch.arange(width).expand(len(rows), width)
+    return ConversationBatch(
+        input_ids=_padded([r.ids for r in rows], width, pad_id),
+        attention_mask=attention,
+        position_ids=torch.where(attention, positions, 0),
+        predecessor=(positions - 1).clamp(min=0).contiguous(),
+        response_mask=turn_index > 0,
+        behaviour_logprobs=_padded([r.logprobs for r in rows], width, 0.0),
+        turn_index=turn_index,
+        turn_mask=torch.arange(turns) < torch.tensor([len(r.ends) for r in rows])[:, None],
+        turn_end=_padded([r.ends for r in rows], turns, 0),
+        turn_read=_padded([r.reads for r in rows], turns, 0),
+        turn_rewards=_padded([c.rewards for c in conversations], turns, 0.0),
+        turn_explored=_padded([[int(t.explored) for t in c.turns] for c in conversations], turns, 0).bool(),
+        outcome=torch.tensor([float("nan") if c.outcome is None else c.outcome for c in conversations]),
+        ids=tuple(c.id for c in conversations),
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    ids: list[int]
+    turn_index: list[int]
+    logprobs: list[float]
+    ends: list[int]
+    reads: list[int]
+
+
+def _row(conversation: Conversation, header_ids: list[int]) -> _Row:
+    if not conversation.has_tokens:
+        raise ValueError(
+            f"conversation {conversation.id!r} has no token ids; pass it through ChatTokenizer.encode first"
+        )
+    row = _Row(list(conversation.prompt_ids), [0] * len(conversation.prompt_ids), [], [], [])
+    row.logprobs.extend([0.0] * len(row.ids))
+    for number, turn in enumerate(conversation.turns, start=1):
+        row.ids.extend(turn.response_ids)
+        row.turn_index.extend([number] * len(turn.response_ids))
+        row.logprobs.extend(turn.behaviour_logprobs or [0.0] * len(turn.response_ids))
+        row.ends.append(len(row.ids) - 1)
+        after = list(turn.observation_ids) or header_ids
+        # A response that hit its length limit is closed by one end-of-turn token of the glue.
+        closed = int(after[: len(header_ids)] != header_ids)
+        row.reads.append(row.ends[-1] + closed + len(header_ids))
+        row.ids.extend(after)
+        row.turn_index.extend([0] * len(after))
+        row.logprobs.extend([0.0] * len(after))
+    return row
+
+
+def _padded(rows: Sequence[Sequence[float]], width: int, value: float) -> Tensor:
+    dtype = torch.float32 if isinstance(value, float) else torch.int64
+    out = torch.full((len(rows), width), value, dtype=dtype)
+    for index, row in enumerate(rows):
+        out[index, : len(row)] = torch.tensor(row, dtype=dtype)
+    return out

@@ -1,0 +1,79 @@
+"""What an environment is: the other side of the conversation, in text. Environments never see tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The start of a conversation.
+
+    Attributes:
+        text: the first message that the agent sees, from the user.
+        system: instructions for the agent, or None. A chat template's own default system text is
+            used only when the template adds one by itself.
+        info: hidden facts for evaluators, never shown to the agent.
+    """
+
+    text: str
+    system: str | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What follows a response.
+
+    Attributes:
+        observation: text shown to the agent next; may be empty when the conversation ended.
+        reward: reward for having arrived here.
+        terminated: the problem itself ended the conversation (success, the customer left, ...).
+        truncated: a limit of the environment cut it off; the outcome is then not known.
+        info: facts for evaluators. The keys "sent", "reply" and "disposition" (see
+            `lightning_mtrl.conversation.Turn`) are kept with the turn; "outcome" on the last
+            transition is the conversation's outcome, otherwise the sum of rewards is.
+    """
+
+    observation: str
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One conversation at a time; the collector works on a deep copy for each conversation.
+
+    An environment backed by a language model may make `step` a coroutine (`async def step`).
+    An environment that knows its optimum also has `optimum(gamma) -> Optimum`.
+    """
+
+    def reset(self, seed: int) -> Observation:
+        """Start a conversation; equal seeds give equal customers and equal luck."""
+        ...
+
+    def step(self, response: str | None) -> Transition:
+        """Answer the agent's response; None means that the agent abstained."""
+        ...
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Exact values of an environment for agents that see only what the agent sees.
+
+    Attributes:
+        success_rate: probability of success of the agent that maximises the discounted return.
+        mean_return: its expected discounted return.
+        greedy_success_rate: probability of success of the agent that maximises, in each turn, the
+            probability of success in that very turn.
+        greedy_return: that agent's expected discounted return.
+    """
+
+    success_rate: float
+    mean_return: float
+    greedy_success_rate: float
+    greedy_return: float
