@@ -1,0 +1,270 @@
+"""What a run is made of: one dataclass for each part, every key typed, documented and checked.
+
+Plain data; nothing here imports a model or reads a file. `lightning_mtrl.parsing` turns YAML files and
+command-line options into a `RunConfig`, and back into the `config.yaml` of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from lightning_mtrl.errors import UserError
+
+
+def _check(valid: bool, key: str, value: object, expected: str, example: object) -> None:
+    if not valid:
+        raise UserError(
+            f"{key} is {value!r}, but it must be {expected}. Set it in the configuration file, "
+            f"or pass --{key} {example}."
+        )
+
+
+def _at_least(key: str, value: float | None, least: int, example: object) -> None:
+    valid = value is None or (math.isfinite(value) and value >= least)
+    _check(valid, key, value, f"at least {least}", example)
+
+
+def _share(key: str, value: float) -> None:
+    _check(0.0 <= value <= 1.0, key, value, "a share between 0 and 1", 0.2)
+
+
+def _above_zero(key: str, value: float) -> None:
+    _check(math.isfinite(value) and value > 0.0, key, value, "a number > 0", 1.0)
+
+
+@dataclass(frozen=True)
+class FabricConfig:
+    """Where and how the run computes (Lightning Fabric).
+
+    Attributes:
+        accelerator: "cpu", "cuda", "mps", or "auto" for the best one that is there.
+        devices: processes on each node, one a device; or "auto" for all devices.
+        num_nodes: machines.
+        strategy: "auto", "ddp", "fsdp", or any other name that Fabric knows.
+        precision: "32-true", "bf16-mixed", "bf16-true", or any other name that Fabric knows.
+        threads: threads of one process on the CPU; null leaves PyTorch's own choice.
+    """
+
+    accelerator: str = "auto"
+    devices: int | str = 1
+    num_nodes: int = 1
+    strategy: str = "auto"
+    precision: str = "32-true"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        counted = self.devices == "auto" or (isinstance(self.devices, int) and self.devices >= 1)
+        _check(counted, "fabric.devices", self.devices, 'a whole number of at least 1, or "auto"', 1)
+        _at_least("fabric.num_nodes", self.num_nodes, 1, 1)
+        _at_least("fabric.threads", self.threads, 1, 2)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The language model under all roles: policy, critic, reference.
+
+    Attributes:
+        name: "tiny" (ships with the package), a Hub id, a local folder, or a GGUF file.
+        fine_tuning: "lora" trains an adapter for each role on one frozen base; "full" trains a separate
+            copy of all weights for each role.
+        quantization: "nf4" keeps the frozen base in 4 bits (NF4 with double quantization).
+        lora_rank: rank of the adapters.
+        lora_alpha: scale of the adapters; their output is multiplied by lora_alpha / lora_rank.
+        lora_dropout: dropout before the adapters, in [0, 1).
+        lora_targets: "all-linear", or the names of the layers that get an adapter.
+        dtype: type of the base's weights: "float32", "bfloat16" or "float16".
+        gguf_file: file name inside the folder or repository `name`, where the weights are GGUF.
+        trust_remote_code: run code that comes with the model. Only for sources that you trust.
+        context_length: longest conversation in tokens; null takes the model's own limit.
+        gradient_checkpointing: compute activations again in the backward pass to save memory.
+        adapter: folder of a peft adapter that is the initial policy pi_0; null starts from the base.
+    """
+
+    name: str = "tiny"
+    fine_tuning: Literal["lora", "full"] = "lora"
+    quantization: Literal["none", "nf4"] = "none"
+    lora_rank: int = 16
+    lora_alpha: float = 32.0
+    lora_dropout: float = 0.0
+    lora_targets: Literal["all-linear"] | list[str] = "all-linear"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    gguf_file: str | None = None
+    trust_remote_code: bool = False
+    context_length: int | None = None
+    gradient_checkpointing: bool = False
+    adapter: str | None = None
+
+    def __post_init__(self) -> None:
+        _check(bool(self.name.strip()), "model.name", self.name, 'a model, such as "tiny"', "tiny")
+        _at_least("model.lora_rank", self.lora_rank, 1, 16)
+        _above_zero("model.lora_alpha", self.lora_alpha)
+        _check(0.0 <= self.lora_dropout < 1.0, "model.lora_dropout", self.lora_dropout, "in [0, 1)", 0.0)
+        _at_least("model.context_length", self.context_length, 2, 2048)
+        if self.fine_tuning == "full" and self.quantization != "none":
+            raise UserError(
+                f"model.quantization is {self.quantization!r} and model.fine_tuning is 'full', but weights in "
+                "4 bits cannot be trained. Pass --model.quantization none, or --model.fine_tuning lora."
+            )
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The conversations of each iteration: how many, how they are sampled, how they are read.
+
+    Attributes:
+        conversations: conversations collected in each iteration.
+        group_size: conversations that start from the same state; `conversations` is a multiple of it.
+        max_turns: responses after which a conversation is truncated.
+        rows: conversations that are sampled together; more is faster and takes more memory.
+        temperature: of the policy's sampling.
+        top_k: sample from the k likeliest tokens only; 0 means all.
+        top_p: sample from the smallest set of tokens with this probability; 1 means all.
+        min_p: leave out tokens less likely than this share of the likeliest one; 0 means none.
+        max_response_tokens: longest response in tokens, its end-of-turn token included.
+        validation_share: share of the conversations held out from the critic, to measure it.
+        earlier_share: share of the critic's conversations that come from earlier policies.
+        explore_share: share of conversations with one response drawn at `explore_temperature`.
+        explore_temperature: temperature of those responses.
+        personas: system prompts that vary the policy's manner, for coverage.
+        persona_share: share of conversations that are led under one of the `personas`.
+        file_format: how rollouts are stored.
+        batch_size: conversations in a batch, for evaluation of the policy.
+    """
+
+    conversations: int = 512
+    group_size: int = 1
+    max_turns: int = 20
+    rows: int = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_response_tokens: int = 64
+    validation_share: float = 0.2
+    earlier_share: float = 0.0
+    explore_share: float = 0.0
+    explore_temperature: float = 2.0
+    personas: list[str] = field(default_factory=list)
+    persona_share: float = 0.0
+    file_format: Literal["jsonl", "parquet"] = "parquet"
+    batch_size: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("conversations", "group_size", "max_turns", "rows", "max_response_tokens", "batch_size"):
+            _at_least(f"data.{name}", getattr(self, name), 1, 32)
+        for name in ("validation_share", "earlier_share", "explore_share", "persona_share", "min_p"):
+            _share(f"data.{name}", getattr(self, name))
+        _above_zero("data.temperature", self.temperature)
+        _above_zero("data.explore_temperature", self.explore_temperature)
+        _at_least("data.top_k", self.top_k, 0, 0)
+        _check(0.0 < self.top_p <= 1.0, "data.top_p", self.top_p, "in (0, 1]", 1.0)
+        for name in ("validation_share", "earlier_share"):
+            value = getattr(self, name)
+            _check(value < 1.0, f"data.{name}", value, "below 1, or nothing new is left to learn from", 0.2)
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        if self.conversations % self.group_size:
+            raise UserError(
+                f"data.conversations is {self.conversations}, but it must be a multiple of data.group_size, "
+                f"{self.group_size}. Pass --data.conversations "
+                f"{math.ceil(self.conversations / self.group_size) * self.group_size}."
+            )
+        if self.persona_share > 0.0 and not self.personas:
+            raise UserError(
+                f"data.persona_share is {self.persona_share}, but data.personas is empty. "
+                "List system prompts there, or pass --data.persona_share 0."
+            )
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """How often the steps repeat, and when they stop.
+
+    Attributes:
+        iterations: policy iterations; the last policy is pi_{iterations}.
+        checkpoint_keep: newest checkpoints that are kept; null keeps all.
+        stop_when_converged: stop early when the algorithm says that Q has converged.
+        max_skipped_steps: optimizer steps with a non-finite loss or gradient, in a row, before the run stops.
+    """
+
+    iterations: int = 5
+    checkpoint_keep: int | None = None
+    stop_when_converged: bool = True
+    max_skipped_steps: int = 10
+
+    def __post_init__(self) -> None:
+        _at_least("loop.iterations", self.iterations, 1, 5)
+        _at_least("loop.checkpoint_keep", self.checkpoint_keep, 1, 2)
+        _at_least("loop.max_skipped_steps", self.max_skipped_steps, 1, 10)
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """How each policy is measured: the same seeds for all, so that they meet the same situations.
+
+    Attributes:
+        conversations: conversations for each policy.
+        seed: first seed of these conversations; apart from those that the policy learns from.
+        temperature: of the policy's sampling.
+        sample_conversations: conversations whose text goes to TensorBoard.
+    """
+
+    conversations: int = 256
+    seed: int = 1_000_000
+    temperature: float = 1.0
+    sample_conversations: int = 4
+
+    def __post_init__(self) -> None:
+        _at_least("validation.conversations", self.conversations, 1, 256)
+        _at_least("validation.seed", self.seed, 0, 1_000_000)
+        _above_zero("validation.temperature", self.temperature)
+        _at_least("validation.sample_conversations", self.sample_conversations, 0, 4)
+
+
+@dataclass(frozen=True)
+class ClassSpec:
+    """A class by its import path, with the arguments that it gets.
+
+    Attributes:
+        class_path: such as "lightning_mtrl.environments.SuggestedResponse", or "my_package.MyEnvironment".
+        init_args: arguments of its constructor; what is left out has the constructor's own default.
+    """
+
+    class_path: str
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that a run needs.
+
+    Attributes:
+        seed: of all randomness of the run.
+        run_dir: folder of the run; null means runs/NAME, made unique.
+        fabric: devices, nodes, precision.
+        model: the language model.
+        environment: the other side of the conversation.
+        data: the conversations of each iteration.
+        algorithm: how the policy is evaluated and improved.
+        loop: number of iterations, stopping, checkpoints.
+        validation: how policies are measured.
+        loggers: where metrics go, besides summary.json.
+    """
+
+    seed: int = 0
+    run_dir: str | None = None
+    fabric: FabricConfig = field(default_factory=FabricConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    environment: ClassSpec = ClassSpec("lightning_mtrl.environments.SuggestedResponse")
+    data: DataConfig = field(default_factory=DataConfig)
+    algorithm: ClassSpec = ClassSpec("lightning_mtrl.algorithms.IterativePPO")
+    loop: LoopConfig = field(default_factory=LoopConfig)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    loggers: list[Literal["tensorboard", "csv"]] = field(default_factory=lambda: ["tensorboard", "csv"])
+
+    def __post_init__(self) -> None:
+        _check(0 <= self.seed < 2**32, "seed", self.seed, "a whole number from 0 to 4294967295", 0)
