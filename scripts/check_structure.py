@@ -20,17 +20,18 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 
-# From the top to the bottom. A part imports from its own layer and from those below it; the package's
-# own `__init__`, which only gathers the public names, stands above all.
+# From the top to the bottom; a part imports from its own layer and from those below it. The first is the
+# package's own `__init__`, which only gathers the public names.
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("",),
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("loop", "assembly"),
+    ("loop", "assembly", "parsing"),
     ("algorithms",),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),
-    ("conversation", "batch", "errors", "config"),
+    ("conversation", "batch", "config", "messages", "errors"),
 )
 RANKS = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 
@@ -130,13 +131,12 @@ def check_docstrings(sources: Sequence[Source]) -> Iterator[str]:
 def check_directions(sources: Sequence[Source]) -> Iterator[str]:
     """Imports of a part that stands above the importing one, and parts that have no layer."""
     known = {source.name for source in sources}
-    for part in sorted({source.part for source in sources} - set(RANKS) - {""}):
+    for part in sorted({source.part for source in sources} - set(RANKS)):
         yield f"{part!r} has no layer; give it one in LAYERS of {Path(__file__).name}"
     for source in sources:
-        own = _rank(source.part)
         for found in imports_of(source, known):
             target = found.target.partition(".")[2].partition(".")[0]
-            if _rank(target) < own:
+            if _stands_above(target, source.part):
                 yield (
                     f"{source.path}:{found.line}: {source.part!r} imports {found.target!r}, which stands "
                     f"above it; dependencies point down only"
@@ -179,7 +179,7 @@ def _targets(node: ast.stmt, source: Source, known: set[str]) -> list[str]:
         above = above[: len(above) - node.level + 1]
         base = ".".join([*above, *filter(None, [node.module])])
     names = [f"{base}.{alias.name}" for alias in node.names]
-    return [name if name in known else base for name in names]
+    return sorted({name if name in known else base for name in names})
 
 
 def _statements(body: Sequence[ast.stmt], at_start: bool) -> Iterator[tuple[ast.stmt, bool]]:
@@ -223,9 +223,9 @@ def _public_functions(body: Sequence[ast.stmt]) -> Iterator[Function]:
             yield from _public_functions(node.body)
 
 
-def _rank(part: str) -> int:
-    """0 at the top. A part without a layer is reported once, and taken for the bottom here."""
-    return RANKS.get(part, len(LAYERS)) if part else -1
+def _stands_above(part: str, other: str) -> bool:
+    """False where either has no layer, which is a finding by itself."""
+    return part in RANKS and other in RANKS and RANKS[part] < RANKS[other]
 
 
 def _place(source: Source, function: Function) -> str:
