@@ -1,0 +1,169 @@
+"""A key-value cache of packed rows: each row is written at its own position, so there are no holes.
+
+It is handed to a transformers model as its `cache`. The caller says before each forward where the new
+tokens go (`Placement`) and passes a 4-D mask in which a query sees the slots up to its own position.
+
+Shape letters: R rows, Q new tokens of a row (at most), S slots, H heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+SLOT_BUCKET = 64
+
+
+class Placement:
+    """Where the keys and values of the next forward are written and read; shared by all layers.
+
+    Attributes:
+        num_rows: rows of the cache.
+        num_slots: slots of a row. One more is allocated: padding is written there and never read.
+        first: first row of the forward.
+        last: row after the last one of the forward.
+        used: number of slots that the forward reads.
+        slots: [R, Q], the slot of each new token; `num_slots` for padding.
+    """
+
+    def __init__(self, num_rows: int, num_slots: int) -> None:
+        self.num_rows = num_rows
+        self.num_slots = num_slots
+        self.first = 0
+        self.last = 0
+        self.used = 0
+        self.slots: Tensor = torch.empty(0, 0, dtype=torch.long)
+        self.rows: Tensor = torch.empty(0, 1, dtype=torch.long)
+
+    def aim(self, first: int, slots: Int[Tensor, "R Q"], used: int) -> None:
+        """Point the next forward at the rows from `first` on."""
+        self.first, self.last, self.used = first, first + slots.size(0), used
+        self.slots = slots
+        self.rows = torch.arange(self.first, self.last, device=slots.device)[:, None]
+
+
+class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Keys and values of one layer, [R, S + 1, H, D]: a token's heads lie together, so a write is one copy.
+
+    It is not usable without the `Placement` that it shares with the other layers.
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.placement = placement
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate once the first keys and values show their shapes and types."""
+        self.keys = self._empty(key_states.size(1), key_states)
+        self.values = self._empty(value_states.size(1), value_states)
+        self.is_initialized = True
+
+    def update(
+        self,
+        key_states: Float[Tensor, "R H Q D"],
+        value_states: Float[Tensor, "R H Q E"],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Float[Tensor, "R H S D"], Float[Tensor, "R H S E"]]:
+        """Write the new keys and values and return views of all that the forward's rows hold."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        place = self.placement
+        keys, values = self.storage
+        keys[place.rows, place.slots] = key_states.transpose(1, 2)
+        values[place.rows, place.slots] = value_states.transpose(1, 2)
+        rows = slice(place.first, place.last)
+        return keys[rows, : place.used].transpose(1, 2), values[rows, : place.used].transpose(1, 2)
+
+    @property
+    def storage(self) -> tuple[Tensor, Tensor]:
+        """The whole keys and values."""
+        if self.keys is None or self.values is None:
+            raise ValueError("the layer has not seen any keys yet")
+        return self.keys, self.values
+
+    def grow(self) -> None:
+        """Take the placement's number of slots, keeping what was written."""
+        self.keys, self.values = (self._regrown(old) for old in self.storage)
+
+    def swap(self, one: Tensor, other: Tensor, used: int) -> None:
+        """Exchange the first `used` slots of some rows with those of as many others."""
+        here, there = torch.cat([one, other]), torch.cat([other, one])
+        for kept in self.storage:
+            kept[here, :used] = kept[there, :used]
+
+    def repeat(self, rows: int, times: int, used: int) -> None:
+        """Turn the first rows a, b, ... into a, a, ..., b, b, ..."""
+        for kept in self.storage:
+            kept[: rows * times, :used] = kept[:rows, :used].repeat_interleave(times, dim=0)
+
+    def get_seq_length(self) -> int:
+        """Slots that the current forward reads; asked only by models that were given no positions."""
+        return self.placement.used
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset for a mask that transformers would build itself."""
+        return self.placement.used, 0
+
+    def get_max_length(self) -> int:
+        """No maximum: rows grow."""
+        return -1
+
+    def _empty(self, heads: int, like: Tensor) -> Tensor:
+        # Zeros, not uninitialised memory: a masked slot takes part in the product, and NaN would survive.
+        return like.new_zeros(self.placement.num_rows, self.placement.num_slots + 1, heads, like.size(-1))
+
+    def _regrown(self, old: Tensor) -> Tensor:
+        grown = self._empty(old.size(2), old)
+        grown[:, : old.size(1) - 1] = old[:, :-1]
+        return grown
+
+
+class PackedCache(Cache):
+    """The layers of `PackedLayer` and their common placement.
+
+    Args:
+        num_layers: layers of the model that keep keys and values.
+        num_rows: rows.
+        context_length: tokens that a row can hold at most; the cache starts small and grows towards it.
+    """
+
+    def __init__(self, num_layers: int, num_rows: int, context_length: int) -> None:
+        self.context_length = context_length
+        self.placement = Placement(num_rows, min(SLOT_BUCKET, context_length))
+        self.packed = [PackedLayer(self.placement) for _ in range(num_layers)]
+        super().__init__(layers=list(self.packed))
+
+    def ensure(self, used: int) -> None:
+        """Make room for rows of `used` tokens.
+
+        Raises:
+            ValueError: if that is more than the context holds.
+        """
+        if used > self.context_length:
+            raise ValueError(f"a row of {used} tokens does not fit a context of {self.context_length}")
+        if used <= self.placement.num_slots:
+            return
+        wanted = -(-(used + used // 4) // SLOT_BUCKET) * SLOT_BUCKET
+        self.placement.num_slots = min(wanted, self.context_length)
+        for layer in self._filled():
+            layer.grow()
+
+    def swap(self, one: Sequence[int], other: Sequence[int], used: int) -> None:
+        """Exchange rows; only their first `used` slots hold anything."""
+        for layer in self._filled():
+            device = layer.storage[0].device
+            layer.swap(torch.tensor(one, device=device), torch.tensor(other, device=device), used)
+
+    def repeat(self, rows: int, times: int, used: int) -> None:
+        """Turn the first rows a, b, ... into a, a, ..., b, b, ..."""
+        for layer in self._filled():
+            layer.repeat(rows, times, used)
+
+    def _filled(self) -> list[PackedLayer]:
+        return [layer for layer in self.packed if layer.is_initialized]

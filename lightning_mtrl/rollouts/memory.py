@@ -1,0 +1,227 @@
+"""What is remembered of each row between forwards: packed keys and values, or the tokens themselves.
+
+Both answer the same question, "which token follows?", with the same logits; the packed memory computes
+no token twice. `lightning_mtrl.rollouts.packing.remember` chooses.
+
+Shape letters: R rows, Q new tokens of a row (at most), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lightning_mtrl.rollouts.cache import PackedCache
+
+VIEW_BUCKET = 8
+TOKENS_PER_FORWARD = 16384
+MASK_CELLS_PER_FORWARD = 2**25
+
+
+class Memory(Protocol):
+    """Rows of tokens and what the model needs to go on with them.
+
+    Rows are named by number. `arrange` says in which order the next calls take them.
+
+    Attributes:
+        compact_below: leave finished rows in the step until the share of rows that are still going
+            falls to this; 1 takes them out at once.
+    """
+
+    compact_below: float
+
+    def length(self, row: int) -> int:
+        """Tokens that the row holds."""
+        ...
+
+    def arrange(self, rows: Sequence[int]) -> list[int]:
+        """The same rows in the order in which `extend` and `step` take and answer them."""
+        ...
+
+    def extend(self, rows: Sequence[int], new_ids: Sequence[Sequence[int]]) -> Float[Tensor, "R V"]:
+        """Append one or more tokens to each of the arranged rows; the logits of what follows."""
+        ...
+
+    def step(self, rows: Sequence[int], tokens: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        """Append one token to each of the arranged rows; the logits of what follows."""
+        ...
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget all but the first `length` tokens of a row; 0 hands it to a new conversation."""
+        ...
+
+    def repeat(self, rows: int, times: int) -> None:
+        """Turn the first rows a, b, ... into a, a, ..., b, b, ..."""
+        ...
+
+
+class PackedMemory:
+    """Keys and values of every row; the rows of a forward lie together at the front of the cache.
+
+    It does not check that the model allows it; `packing.remember` does.
+    """
+
+    compact_below = 0.75
+
+    def __init__(
+        self, model: nn.Module, num_layers: int, num_rows: int, context_length: int, pad_id: int
+    ) -> None:
+        self._model = model
+        self._pad_id = pad_id
+        parameter = next(model.parameters())
+        self._device = parameter.device
+        self._dtype: torch.dtype = getattr(model, "dtype", parameter.dtype)
+        self._cache = PackedCache(num_layers, num_rows, context_length)
+        self._lengths = np.zeros(num_rows, dtype=np.int64)  # by place, as are all rows of the cache
+        self._place_of = list(range(num_rows))
+        self._row_at = list(range(num_rows))
+
+    def length(self, row: int) -> int:
+        return int(self._lengths[self._place_of[row]])
+
+    def rewind(self, row: int, length: int) -> None:
+        self._lengths[self._place_of[row]] = length
+
+    def arrange(self, rows: Sequence[int]) -> list[int]:
+        """Bring the rows to the front, those that hold something first; only misplaced rows move."""
+        holding = [row for row in rows if self.length(row)]
+        self._bring_forward(holding)
+        self._bring_forward(list(rows))
+        return self._row_at[: len(rows)]
+
+    def _bring_forward(self, rows: list[int]) -> None:
+        wanted = set(rows)
+        outside = [self._place_of[row] for row in rows if self._place_of[row] >= len(rows)]
+        if not outside:
+            return
+        holes = [place for place in range(len(rows)) if self._row_at[place] not in wanted]
+        self._cache.swap(holes, outside, int(self._lengths[holes + outside].max()))
+        self._lengths[holes + outside] = self._lengths[outside + holes]
+        for hole, place in zip(holes, outside, strict=True):
+            self._row_at[hole], self._row_at[place] = self._row_at[place], self._row_at[hole]
+            self._place_of[self._row_at[hole]], self._place_of[self._row_at[place]] = hole, place
+
+    def extend(self, rows: Sequence[int], new_ids: Sequence[Sequence[int]]) -> Float[Tensor, "R V"]:
+        counts = [len(ids) for ids in new_ids]
+        holding = [self.length(row) > 0 for row in rows]
+        totals = [self.length(row) + count for row, count in zip(rows, counts, strict=True)]
+        self._cache.ensure(max(totals))
+        parts = _parts(counts, totals, holding)
+        return torch.cat([self._prefill(first, new_ids[first:last]) for first, last in parts])
+
+    def _prefill(self, first: int, new_ids: Sequence[Sequence[int]]) -> Tensor:
+        """One ragged forward. Rows are padded at the left, so that the last column is the last token."""
+        counts = np.array([len(ids) for ids in new_ids])
+        width = int(counts.max())
+        tokens = np.full((len(new_ids), width), self._pad_id)
+        for row, ids in enumerate(new_ids):
+            tokens[row, width - len(ids) :] = ids
+        lengths = self._lengths[first : first + len(new_ids)]
+        positions = lengths[:, None] + np.arange(width) - (width - counts)[:, None]
+        real = np.arange(width) >= (width - counts)[:, None]
+        slots = np.where(real, positions, self._cache.placement.num_slots)
+        lengths += counts
+        used = int(lengths.max())
+        return self._forward(first, self._on_device(tokens), np.where(real, positions, 0), slots, used)
+
+    def step(self, rows: Sequence[int], tokens: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        lengths = self._lengths[: len(rows)]
+        positions = lengths[:, None].copy()
+        lengths += 1
+        used = int(lengths.max())
+        self._cache.ensure(used)
+        return self._forward(0, tokens[:, None], positions, positions, used)
+
+    def _forward(self, first: int, tokens: Tensor, positions: Any, slots: Any, used: int) -> Tensor:
+        used = min(-(-used // VIEW_BUCKET) * VIEW_BUCKET, self._cache.placement.num_slots)
+        position_ids = self._on_device(positions)
+        self._cache.placement.aim(first, position_ids if slots is positions else self._on_device(slots), used)
+        hidden = torch.arange(used, device=self._device) > position_ids[..., None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(
+            hidden, -torch.inf
+        )
+        output = self._model(
+            input_ids=tokens,
+            attention_mask=mask[:, None],
+            position_ids=position_ids,
+            cache=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def _on_device(self, values: Any) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+    def repeat(self, rows: int, times: int) -> None:
+        self._cache.repeat(rows, times, int(self._lengths[:rows].max()))
+        self._lengths[: rows * times] = self._lengths[:rows].repeat(times)
+
+
+class RecomputedMemory:
+    """The tokens of every row and nothing else; each answer costs a forward over whole rows.
+
+    It asks nothing of the model but causality, which also makes padding at the right harmless.
+    """
+
+    compact_below = 1.0
+
+    def __init__(self, model: nn.Module, num_rows: int, pad_id: int) -> None:
+        self._model = model
+        self._pad_id = pad_id
+        self._device = next(model.parameters()).device
+        self._ids: list[list[int]] = [[] for _ in range(num_rows)]
+
+    def length(self, row: int) -> int:
+        return len(self._ids[row])
+
+    def rewind(self, row: int, length: int) -> None:
+        del self._ids[row][length:]
+
+    def arrange(self, rows: Sequence[int]) -> list[int]:
+        return list(rows)
+
+    def step(self, rows: Sequence[int], tokens: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
+        return self.extend(rows, tokens[:, None].tolist())
+
+    def extend(self, rows: Sequence[int], new_ids: Sequence[Sequence[int]]) -> Float[Tensor, "R V"]:
+        for row, ids in zip(rows, new_ids, strict=True):
+            self._ids[row] += ids
+        whole = [self._ids[row] for row in rows]
+        lengths = [len(ids) for ids in whole]
+        parts = _parts(lengths, lengths, [True] * len(rows))
+        return torch.cat([self._next_logits(whole[first:last]) for first, last in parts])
+
+    def _next_logits(self, rows: list[list[int]]) -> Tensor:
+        width = max(len(ids) for ids in rows)
+        padded = [ids + [self._pad_id] * (width - len(ids)) for ids in rows]
+        ends = torch.tensor([len(ids) - 1 for ids in rows], device=self._device)
+        mask = (torch.arange(width, device=self._device) <= ends[:, None]).long()
+        tokens = torch.tensor(padded, device=self._device)
+        logits: Tensor = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
+        return logits[torch.arange(len(rows), device=self._device), ends]
+
+    def repeat(self, rows: int, times: int) -> None:
+        copies = [list(ids) for ids in self._ids[:rows] for _ in range(times)]
+        self._ids[: rows * times] = copies
+
+
+def _parts(
+    counts: Sequence[int], totals: Sequence[int], holding: Sequence[bool]
+) -> Iterator[tuple[int, int]]:
+    """Cut rows into forwards: those that hold something apart from new ones, each within the size limits."""
+    first, width, longest = 0, 0, 0
+    for row in range(len(counts)):
+        width, longest = max(width, counts[row]), max(longest, totals[row])
+        tokens = (row + 1 - first) * width
+        too_big = tokens > TOKENS_PER_FORWARD or tokens * longest > MASK_CELLS_PER_FORWARD
+        if row > first and (too_big or holding[row] != holding[row - 1]):
+            yield first, row
+            first, width, longest = row, counts[row], totals[row]
+    yield first, len(counts)

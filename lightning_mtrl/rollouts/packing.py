@@ -1,0 +1,88 @@
+"""Whether a model allows packed keys and values: by what it says of itself, and by trying it once."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from lightning_mtrl.rollouts.memory import Memory, PackedMemory, RecomputedMemory
+
+logger = logging.getLogger(__name__)
+
+_explained: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_disagreement: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+def remember(model: nn.Module, num_rows: int, context_length: int, pad_id: int) -> Memory:
+    """The fastest memory that this model allows.
+
+    A model whose attention is not plain causal attention over all tokens at explicit positions (a
+    sliding window shorter than the context, ALiBi, a recurrent state, its own kind of cache) is
+    served by computing each row anew for each token: right, and much slower. It is logged once.
+    """
+    reason = _reason_against_packing(model, context_length)
+    if reason is None:
+        return _packed(model, num_rows, context_length, pad_id)
+    if _explained.get(model) != reason:
+        _explained[model] = reason
+        name = type(model).__name__
+        logger.warning(
+            "%s cannot keep packed keys and values (%s); each token costs its prefix.", name, reason
+        )
+    return RecomputedMemory(model, num_rows, pad_id)
+
+
+def _packed(model: nn.Module, num_rows: int, context_length: int, pad_id: int) -> PackedMemory:
+    num_layers = len(DynamicCache(config=_config(model)).layers)
+    return PackedMemory(model, num_layers, num_rows, context_length, pad_id)
+
+
+def _config(model: nn.Module) -> Any:
+    config: Any = model.config
+    return config.get_text_config(decoder=True)
+
+
+def _reason_against_packing(model: nn.Module, context_length: int) -> str | None:
+    """What speaks against packed keys and values; None when nothing does."""
+    config = _config(model)
+    for layer in DynamicCache(config=config).layers:
+        if isinstance(layer, DynamicSlidingWindowLayer) and layer.sliding_window >= context_length:
+            continue
+        if type(layer) is not DynamicLayer:
+            return f"its layers keep a {type(layer).__name__}"
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        return "it has local attention"
+    if any(kind in repr(getattr(config, "rope_parameters", None)) for kind in ("'dynamic'", "'longrope'")):
+        return "its rotary positions change with the length of the longest row"
+    if model not in _disagreement:
+        _disagreement[model] = _compare(model)
+    return _disagreement[model] or None
+
+
+def _compare(model: nn.Module) -> str:
+    """Run a few tokens both ways; empty when the logits agree."""
+    size = min(int(_config(model).vocab_size), 97)
+    ids = [[(7 * i + 3) % size for i in range(n)] for n in (6, 4)]
+    packed, plain = _packed(model, 3, 8, 0), RecomputedMemory(model, 3, 0)
+    try:
+        answers = [_answer(memory, ids) for memory in (packed, plain)]
+    except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+        return f"{type(error).__name__}: {error}"
+    ours, theirs = (answer.float() for answer in answers)
+    tolerance = 100 * torch.finfo(answers[0].dtype).eps * float(theirs.abs().max().clamp(min=1))
+    difference = float((ours - theirs).abs().max())
+    return "" if difference <= tolerance else "its logits then differ from those of a plain forward"
+
+
+def _answer(memory: Memory, ids: list[list[int]]) -> Tensor:
+    """Logits at the end of two rows that were fed in parts, one of them left out and moved meanwhile."""
+    memory.extend(memory.arrange([2]), [ids[0][:3]])
+    memory.extend(memory.arrange([0]), [ids[1][:2]])
+    rows = memory.arrange([0, 2])
+    logits = memory.extend(rows, [ids[0][3:] if row == 2 else ids[1][2:] for row in rows])
+    return logits if rows == [0, 2] else logits.flip(0)
