@@ -19,13 +19,13 @@ if matches "$stamp" || { [ -z "$extra" ] && matches "$venv/.installed-dev"; }; t
 fi
 
 if [ ! -x "$venv/bin/python" ]; then
+  advice="install Python 3.11 or newer, or name one: PYTHON=/path/to/python3.12 before the command"
   if ! command -v "$python" >/dev/null; then
-    echo "$python was not found; install Python 3.11 or newer, or name one: PYTHON=/path/to/python3.12 $0" >&2
+    echo "$python was not found; $advice" >&2
     exit 2
   fi
   if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "$python is $("$python" -V 2>&1), but Python 3.11 or newer is needed;" \
-      "name one: PYTHON=/path/to/python3.12 $0" >&2
+    echo "$python is $("$python" -V 2>&1), which is too old; $advice" >&2
     exit 2
   fi
   echo "Creating the virtual environment $venv"
