@@ -123,7 +123,7 @@ class ConversationEngine:
             total = self.length(row) + len(ids) + self._sampling.max_response_tokens
             if not ids or total > self._context_length:
                 raise ValueError(
-                    f"row {row} holds {self.length(row)} tokens and gets {len(ids)} (one at least is needed); a "
+                    f"row {row} holds {self.length(row)} tokens and gets {len(ids)} (at least one); a "
                     f"response of {self._sampling.max_response_tokens} must then fit {self._context_length}"
                 )
 

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
+
+from lightning_mtrl.rollouts.decoding import SampledResponse
+from lightning_mtrl.rollouts.engine import ConversationEngine, sample_groups
+from lightning_mtrl.rollouts.memory import PackedMemory, RecomputedMemory
+from lightning_mtrl.rollouts.packing import remember
+from lightning_mtrl.rollouts.sampling import SamplingConfig
+
+SPECIAL: dict[str, Any] = {"vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+ROTARY = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+ENDS = (2, 3, 4, 5)
+
+
+def _model(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    grouped = {**SPECIAL, **ROTARY, "num_key_value_heads": 2, "initializer_range": 0.3}
+    builders = {
+        "llama": lambda: LlamaForCausalLM(LlamaConfig(**grouped)),
+        "gpt2": lambda: GPT2LMHeadModel(
+            GPT2Config(**SPECIAL, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
+        ),
+        "wide window": lambda: MistralForCausalLM(MistralConfig(**grouped, sliding_window=400)),
+        "short window": lambda: MistralForCausalLM(MistralConfig(**grouped, sliding_window=6)),
+        "alibi": lambda: BloomForCausalLM(
+            BloomConfig(**SPECIAL, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3)
+        ),
+        "recurrent": lambda: MambaForCausalLM(MambaConfig(**SPECIAL, hidden_size=16, num_hidden_layers=1)),
+        "local": lambda: GPTNeoForCausalLM(
+            GPTNeoConfig(
+                **SPECIAL,
+                hidden_size=32,
+                num_layers=2,
+                num_heads=4,
+                attention_types=[[["global", "local"], 1]],
+                window_size=6,
+                initializer_range=0.3,
+            )
+        ),
+    }
+    return builders[name]().eval()
+
+
+PACKED = ("llama", "gpt2", "wide window")
+RECOMPUTED = ("short window", "alibi", "recurrent", "local")
+
+
+def _engine(model: PreTrainedModel, rows: int = 8, **settings: Any) -> ConversationEngine:
+    ends: Collection[int] = settings.pop("end_ids", ENDS)
+    sampling = SamplingConfig(**{"max_response_tokens": 9, **settings})
+    return ConversationEngine(model, rows=rows, context_length=200, end_ids=ends, sampling=sampling, pad_id=0)
+
+
+def _numbers(*key: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.random.default_rng(key).random(9)
+
+
+def _ids(length: int, *key: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng([1000, *key]).integers(6, 40, size=length)]
+
+
+def _generated(model: PreTrainedModel, ids: list[int], new: int = 9, ends: Sequence[int] = ENDS) -> list[int]:
+    out = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=new,
+        eos_token_id=list(ends),
+        pad_token_id=0,
+    )
+    return [int(i) for i in out[0, len(ids) :]]
+
+
+def _recomputed(model: PreTrainedModel, ids: list[int], start: int) -> list[float]:
+    with torch.no_grad():
+        logprobs = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    return [float(logprobs[i - 1, ids[i]]) for i in range(start, len(ids))]
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_plain_causal_models_keep_packed_rows(name: str) -> None:
+    assert isinstance(remember(_model(name), 2, 200, 0), PackedMemory)
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_other_models_are_recomputed_and_it_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = _model(name)
+    with caplog.at_level(logging.WARNING, logger="lightning_mtrl"):
+        kinds = [type(remember(model, 2, 200, 0)) for _ in range(3)]
+    assert kinds == [RecomputedMemory] * 3
+    said = [r for r in caplog.records if "cannot keep packed keys" in r.getMessage()]
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("name", PACKED + RECOMPUTED)
+def test_greedy_tokens_are_those_of_generate_over_turns_and_after_a_row_was_reused(name: str) -> None:
+    model = _model(name)
+    engine = _engine(model, temperature=0.0)
+    held: dict[int, list[int]] = {}
+    for turn in range(4):
+        rows = [row for row in (3, 0, 5, 1, 2) if not (turn == 2 and row == 1)]
+        if turn == 2:
+            engine.release(5)
+            engine.release(0)
+            del held[5], held[0]
+        new = [_ids(3 + 5 * (row not in held) + (row * 3 + turn) % 4, row, turn) for row in rows]
+        responses = engine.respond(rows, new, [_numbers(row) for row in rows])
+        for row, ids, response in zip(rows, new, responses, strict=True):
+            before = held.get(row, []) + ids
+            assert list(response.ids) == _generated(model, before)
+            assert response.finished == (response.ids[-1] in ENDS)
+            held[row] = before + list(response.ids)
+            assert engine.length(row) == len(held[row])
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("cut", [{"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.8}, {"top_k": 5}])
+def test_logprobs_are_those_of_a_plain_forward(name: str, cut: dict[str, float]) -> None:
+    model = _model(name)
+    engine = _engine(model, rows=12, **cut)
+    held: list[list[int]] = [[] for _ in range(12)]
+    for turn in range(3):
+        new = [_ids(2 + (5 * row + turn) % 11, row, turn) for row in range(12)]
+        responses = engine.respond(range(12), new, [_numbers(row, turn) for row in range(12)])
+        for row, response in enumerate(responses):
+            start = len(held[row]) + len(new[row])
+            held[row] += new[row] + list(response.ids)
+            assert response.logprobs == pytest.approx(_recomputed(model, held[row], start), abs=1e-4)
+
+
+def test_a_conversation_is_the_same_alone_and_among_others() -> None:
+    model = _model("llama")
+    alone = _engine(model, rows=1)
+    crowd = _engine(model, rows=40)
+    for turn in range(4):
+        mine = _ids(4 + turn, 7, turn)
+        by_itself = alone.respond([0], [mine], [_numbers(7, turn)])[0]
+        rows = [row for row in range(39, -1, -1) if row == 17 or (row + turn) % 3]
+        new = [mine if row == 17 else _ids(1 + row % 9, row, turn) for row in rows]
+        numbers = [_numbers(7 if row == 17 else 100 + row, turn) for row in rows]
+        response = crowd.respond(rows, new, numbers)[rows.index(17)]
+        assert response.ids == by_itself.ids
+        assert response.logprobs == pytest.approx(by_itself.logprobs, abs=1e-5)
+        for row in rows[::7]:
+            if row != 17:
+                crowd.release(row)
+
+
+def test_rows_grow_past_their_first_slots() -> None:
+    model = _model("llama")
+    engine = _engine(model, rows=3, temperature=0.0, end_ids=())
+    held: list[int] = []
+    for turn in range(8):
+        new = _ids(12, turn)
+        response = engine.respond([2], [new], [_numbers(0)])[0]
+        assert list(response.ids) == _generated(model, held + new, ends=[])
+        assert not response.finished
+        held += new + list(response.ids)
+    assert engine.length(2) == len(held) == 8 * 21
+
+
+def test_each_row_has_its_own_temperature() -> None:
+    model = _model("llama")
+    ids, rows = _ids(6, 1), [0, 1, 2]
+    mixed = _engine(model).respond(rows, [ids] * 3, [_numbers(5)] * 3, temperatures=[0.0, 1.0, 3.0])
+    for heat, response in zip((0.0, 1.0, 3.0), mixed, strict=True):
+        assert response == _close(
+            _engine(model, temperature=heat).respond([0], [ids], [_numbers(5)])[0], response
+        )
+    assert len({r.ids for r in mixed}) == 3
+
+
+def _close(response: SampledResponse, other: SampledResponse) -> SampledResponse:
+    assert response.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    return SampledResponse(response.ids, other.logprobs, response.finished)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "alibi"])
+def test_samples_of_a_prompt_do_not_depend_on_the_batch(name: str) -> None:
+    model = _model(name)
+    prompts = [_ids(n, n) for n in (9, 3, 14, 3, 70)]
+    settings: dict[str, Any] = {
+        "sampling": SamplingConfig(max_response_tokens=9),
+        "end_ids": ENDS,
+        "pad_id": 0,
+    }
+    wide = sample_groups(model, prompts, 5, seed=3, **settings)
+    assert [len(group) for group in wide] == [5] * 5
+    assert all(len({r.ids for r in group}) > 1 for group in wide)
+    for rows in (1, 3, 7, 11):
+        narrow = sample_groups(model, prompts, 5, seed=3, rows=rows, **settings)
+        assert [[r.ids for r in group] for group in narrow] == [[r.ids for r in group] for group in wide]
+    assert sample_groups(model, prompts, 5, seed=4, **settings)[0] != wide[0]
+    for prompt, group in zip(prompts, wide, strict=True):
+        for r in group:
+            ids = prompt + list(r.ids)
+            assert r.logprobs == pytest.approx(_recomputed(model, ids, len(prompt)), abs=1e-4)
+
+
+def test_dropout_is_off_while_sampling_and_every_part_keeps_its_mode() -> None:
+    model = GPT2LMHeadModel(GPT2Config(**SPECIAL, n_embd=32, n_layer=1, n_head=2, resid_pdrop=0.9))
+    model.eval()
+    calm = _engine(model).respond([0], [_ids(5)], [_numbers(1)])
+    model.train()
+    model.lm_head.eval()
+    assert _engine(model).respond([0], [_ids(5)], [_numbers(1)]) == calm
+    assert model.transformer.training
+    assert not model.lm_head.training
+
+
+def test_logits_that_are_not_finite_stop_the_sampling() -> None:
+    model = _model("llama")
+    engine = _engine(model)
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.nan
+    with pytest.raises(FloatingPointError, match="not finite"):
+        engine.respond([0], [_ids(5)], [_numbers(1)])
+
+
+def test_misuse_is_refused() -> None:
+    engine = _engine(_model("llama"))
+    with pytest.raises(ValueError, match="twice"):
+        engine.respond([1, 1], [[7], [8]], [_numbers(1)] * 2)
+    with pytest.raises(ValueError, match="fit 200"):
+        engine.respond([1], [_ids(192)], [_numbers(1)])
+    with pytest.raises(ValueError, match="at least one"):
+        engine.respond([1], [[]], [_numbers(1)])
+    with pytest.raises(ValueError, match="uniform"):
+        engine.respond([1], [[7]], [_numbers(1)[:3]])
