@@ -105,7 +105,7 @@ class ModelConfig:
         _at_least("model.context_length", self.context_length, 2, 2048)
         if self.fine_tuning == "full" and self.quantization != "none":
             raise UserError(
-                f"model.quantization is {self.quantization!r} and model.fine_tuning is 'full', but weights in "
+                f"model.quantization is {self.quantization!r} with full fine-tuning, but weights in "
                 "4 bits cannot be trained. Pass --model.quantization none, or --model.fine_tuning lora."
             )
 

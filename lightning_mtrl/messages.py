@@ -1,0 +1,119 @@
+"""What the parser has to say, in one readable message that names the key, the value and what was expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from jsonargparse import ArgumentParser
+
+_KEY = re.compile(r'^Parser key "(?P<key>[^"]+)":\s*(?P<detail>.*)$', re.DOTALL)
+_CLASS = re.compile(r"^Problem with given class_path '(?P<path>[^']+)':\s*(?P<detail>.*)$", re.DOTALL)
+_TYPE = re.compile(r"^Expected an? (?P<kind>.+?)(?:\. Got value: (?P<value>.*))?$", re.DOTALL)
+_OPTION = re.compile(r"^(?:Group '(?P<group>[^']+)' does not accept o|O)ption '(?P<key>[^']+)'")
+_GIVEN = re.compile(r"\s*Given value type:.*?Given value: (?P<value>.*)$", re.DOTALL)
+_UNRECOGNIZED = re.compile(r"^unrecognized arguments: (?P<first>\S+)")
+_UNION = "Does not validate against any of the Union subtypes"
+
+
+def readable(error: Exception, parser: ArgumentParser) -> str:
+    """One message from an error of the parser; unknown keys come with the likeliest known ones.
+
+    Args:
+        error: raised by jsonargparse while it parsed or instantiated.
+        parser: the parser at work; its keys are the choices.
+    """
+    return _told("", _dedent(str(error)), parser)
+
+
+def with_choices(problem: str, given: str, choices: Iterable[str]) -> str:
+    """A problem with a name, and the names that exist, the most similar one first.
+
+    >>> with_choices("algorithm is 'IterPPO'", "IterPPO", ["ITPO", "IterativePPO"])
+    "algorithm is 'IterPPO'. Did you mean IterativePPO? There are: ITPO, IterativePPO."
+    """
+    known = sorted(choices)
+    lowered = {name.lower(): name for name in known}
+    close = get_close_matches(given.lower(), lowered, n=1, cutoff=0.5)
+    hint = f" Did you mean {lowered[close[0]]}?" if close else ""
+    return f"{problem}.{hint} There are: {', '.join(known)}."
+
+
+def _told(key: str, detail: str, parser: ArgumentParser) -> str:
+    if match := _KEY.match(detail):
+        return _told(_joined(key, match["key"]), _dedent(match["detail"]), parser)
+    if match := _CLASS.match(detail):
+        return _told_of_class(key, match["path"], _dedent(match["detail"]))
+    if detail.startswith(_UNION):
+        return _told_of_union(key, detail, parser)
+    if match := _OPTION.match(detail):
+        return _unknown(_joined(key, _joined(match["group"] or "", match["key"])), parser)
+    if match := _UNRECOGNIZED.match(detail):
+        return _unknown(match["first"].lstrip("-").partition("=")[0], parser)
+    if match := _TYPE.match(detail):
+        value = f"is {match['value'].strip()!r}" if match["value"] else "does not fit"
+        return f"{key} {value}, but {_kind(match['kind'])} was expected."
+    return f"{key}: {detail}" if key else detail
+
+
+def _told_of_class(key: str, path: str, detail: str) -> str:
+    # The arguments of a class have a parser of their own, so its name goes with what is wrong.
+    if match := _OPTION.match(detail):
+        name = _joined(match["group"] or "", match["key"])
+        return f"{key}.init_args.{name} is not an argument of {path}; --{key}.help {path} lists them."
+    return _told(f"{key}.init_args", detail, ArgumentParser()) + f" (an argument of {path})"
+
+
+def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
+    given = _GIVEN.search(detail)
+    value = given["value"].strip() if given else ""
+    listed = _GIVEN.sub("", detail.partition("Errors:\n")[2])
+    entries = [_dedent(entry) for entry in re.split(r"(?:^|\n)\s{0,4}- ", listed) if entry.strip()]
+    of_class = [entry for entry in entries if _CLASS.match(entry)]
+    if of_class:
+        return _told(key, of_class[-1], parser)
+    kinds = [match["kind"] for match in map(_TYPE.match, entries) if match]
+    if len(kinds) == len(entries):
+        return f"{key} is {value!r}, but {' or '.join(dict.fromkeys(map(_kind, kinds)))} was expected."
+    return f"{key} is {value!r}, which does not fit: {'; '.join(dict.fromkeys(entries))}."
+
+
+def _unknown(key: str, parser: ArgumentParser) -> str:
+    known = list(parser.get_defaults(skip_validation=True).keys())
+    close = get_close_matches(key, known, n=1) or [name for name in known if name.endswith(f".{key}")][:1]
+    section = key.rpartition(".")[0]
+    siblings = [name for name in known if section and name.startswith(f"{section}.")]
+    hint = f" Did you mean {close[0]}?" if close else ""
+    listed = siblings or sorted({name.partition(".")[0] for name in known})
+    return f"{key} is not a known key.{hint} There are: {', '.join(listed)}."
+
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "list": "a list",
+    "dict": "a mapping",
+    "NoneType": "null",
+}
+
+
+def _kind(kind: str) -> str:
+    if choices := re.search(r"Literal\[(.+)\]", kind):
+        listed = choices[1].split(", ")
+        return f"one of {', '.join(listed)}" if len(listed) > 1 else listed[0]
+    name = re.sub(r"^<class '(.+)'>$", r"\1", kind.strip())
+    return _KINDS.get(name, name)
+
+
+def _joined(outer: str, inner: str) -> str:
+    return f"{outer}.{inner}" if outer else inner
+
+
+def _dedent(text: str) -> str:
+    lines = text.strip().splitlines()
+    rest = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
+    cut = min(rest, default=0)
+    return "\n".join([lines[0], *(line[cut:] for line in lines[1:])]) if lines else ""

@@ -1,0 +1,278 @@
+"""From YAML files and command-line options to a `RunConfig`, and back to YAML (jsonargparse).
+
+Two passes over the same options. The first knows every key but those of the environment and the algorithm,
+and imports no model library: help and most mistakes take no time. The second imports the two classes and
+checks their arguments too, still before anything long begins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse.typing import register_type
+
+from lightning_mtrl.config import ClassSpec, RunConfig
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.messages import readable, with_choices
+
+if TYPE_CHECKING:
+    from lightning_mtrl.algorithms.base import Algorithm
+    from lightning_mtrl.environments.protocol import Environment
+
+# Key of the configuration -> package whose exports have short names, and where its base class stands.
+_CLASS_KEYS = {
+    "environment": ("lightning_mtrl.environments", "lightning_mtrl.environments.protocol", "Environment"),
+    "algorithm": ("lightning_mtrl.algorithms", "lightning_mtrl.algorithms.base", "Algorithm"),
+}
+_NEEDS_CLASSES = ("--print_config", *(f"--{key}.help" for key in _CLASS_KEYS))
+_FAILED_CLASS = re.compile(
+    r"""Parser key "(?P<key>\w+)":.*?(?:dot import path string: |given class_path ')(?P<path>[\w.]+)""",
+    re.DOTALL,
+)
+
+
+class _Unread:
+    """A value that the first pass leaves as it is."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+register_type(
+    _Unread, serializer=lambda unread: unread.value, deserializer=_Unread, deserializer_exceptions=()
+)
+
+
+@dataclass(frozen=True)
+class ParsedRun:
+    """What a command line said.
+
+    Attributes:
+        config: the resolved configuration.
+        options: the command's own options.
+        name: of the run, when no `run_dir` is given: the configuration file's, or the two classes'.
+    """
+
+    config: RunConfig
+    options: Namespace
+    name: str
+
+
+def parse_run(
+    command: str,
+    description: str,
+    arguments: Sequence[str],
+    add_options: Callable[[ArgumentParser], None] = lambda parser: None,
+) -> ParsedRun:
+    """Read the command line of a command that takes a configuration.
+
+    Args:
+        command: for the usage line, such as "fit".
+        description: first lines of the help.
+        arguments: the command line after the command's name.
+        add_options: adds the command's own options to a parser.
+
+    Raises:
+        UserError: for an unknown key, a wrong type or value, a missing file; it names the key.
+        SystemExit: with code 0, after --help or --print_config.
+    """
+    light = _run_parser(command, description, add_options, classes=False)
+    if not any(argument.startswith(_NEEDS_CLASSES) for argument in arguments):
+        light.instantiate(parse(light, arguments))
+    full = _run_parser(command, description, add_options, classes=True)
+    values = parse(full, arguments)
+    plain = json.loads(full.dump(values, format="json"))
+    specs = {key: ClassSpec(plain[key]["class_path"], plain[key].get("init_args", {})) for key in _CLASS_KEYS}
+    rest = values.clone()
+    for key in _CLASS_KEYS:
+        rest[key] = None
+    built = light.instantiate(rest)
+    chosen: dict[str, Any] = {
+        name: built[name] for name in RunConfig.__dataclass_fields__ if name not in specs
+    }
+    config = RunConfig(**(chosen | specs))
+    build_environment(config)
+    build_algorithm(config)
+    return ParsedRun(config, values, _name(arguments, config))
+
+
+def load_config(*files: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read configuration files, later ones over earlier ones, then options such as "--seed=3".
+
+    Raises:
+        UserError: for an unknown key, a wrong type or value, a missing file; it names the key.
+    """
+    options = [f"--config={file}" for file in files]
+    return parse_run("load_config", "", [*options, *overrides]).config
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The text of a configuration file that `load_config` reads back to an equal configuration."""
+    parser = _run_parser("to_yaml", "", lambda parser: None, classes=False)
+    text: str = parser.dump(parser.parse_object(asdict(config)))
+    return text
+
+
+def build_environment(config: RunConfig) -> Environment:
+    """Make the environment of a configuration.
+
+    Raises:
+        UserError: if the class or one of its arguments does not exist or is refused.
+    """
+    environment: Environment = _build("environment", config.environment)
+    return environment
+
+
+def build_algorithm(config: RunConfig) -> Algorithm:
+    """Make the algorithm of a configuration.
+
+    Raises:
+        UserError: if the class or one of its arguments does not exist or is refused.
+    """
+    algorithm: Algorithm = _build("algorithm", config.algorithm)
+    return algorithm
+
+
+def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
+    """Parse, and tell a mistake as a `UserError` that names the key and the file where it stands."""
+    try:
+        return parser.parse_args(list(arguments))
+    except ArgumentError as error:
+        raise UserError(_in_file(parser, arguments) or _told(error, parser)) from error
+
+
+def _in_file(parser: ArgumentParser, arguments: Sequence[str]) -> str | None:
+    for file in config_files(arguments):
+        if not Path(file).is_file():
+            return f"--config {file}: there is no such file. Check the path."
+        try:
+            parser.parse_path(file)
+        except ArgumentError as error:
+            return f"{file}: {_told(error, parser)}"
+    return None
+
+
+def _told(error: ArgumentError, parser: ArgumentParser) -> str:
+    return _missing_class(str(error)) or readable(error, parser)
+
+
+def config_files(arguments: Sequence[str]) -> list[str]:
+    """The files that --config names, in order."""
+    followed = zip(arguments, [*arguments, ""][1:], strict=True)
+    named = [
+        a.partition("=")[2] or following for a, following in followed if a.partition("=")[0] == "--config"
+    ]
+    return [file for file in named if file]
+
+
+def _run_parser(
+    command: str, description: str, add_options: Callable[[ArgumentParser], None], classes: bool
+) -> ArgumentParser:
+    parser = ArgumentParser(
+        prog=f"lightning_mtrl {command}",
+        description=description,
+        exit_on_error=False,
+        print_config="--print_config",
+    )
+    parser.add_argument(
+        "--config", action="config", help="a YAML file; repeatable, later ones override earlier ones"
+    )
+    add_options(parser)
+    parser.add_class_arguments(RunConfig, skip=set(_CLASS_KEYS), as_positional=False)
+    defaults = RunConfig()
+    for key in _CLASS_KEYS:
+        kind: Any = _class_type(key) if classes else _Unread
+        parser.add_argument(
+            f"--{key}",
+            type=kind,
+            default={"class_path": getattr(defaults, key).class_path},
+            help=f"class_path and init_args of the {key}; --{key}.help CLASS shows the arguments of a class",
+        )
+    return parser
+
+
+def _exports(key: str) -> tuple[type, dict[str, type]]:
+    package_name, base_module, base_name = _CLASS_KEYS[key]
+    base: type = getattr(importlib.import_module(base_module), base_name)
+    package = importlib.import_module(package_name)
+    exported = {name: getattr(package, name) for name in package.__all__}
+    chosen = {
+        name: value
+        for name, value in exported.items()
+        if inspect.isclass(value) and value is not base and issubclass(value, base)
+    }
+    return base, chosen
+
+
+def _class_type(key: str) -> Any:
+    # A class that implements a protocol has no link to it, so short names need the classes themselves.
+    base, exported = _exports(key)
+    return reduce(or_, [*exported.values(), base])
+
+
+def _missing_class(error: str) -> str | None:
+    found = _FAILED_CLASS.search(error)
+    return _cannot_find(found["key"], found["path"]) if found and found["key"] in _CLASS_KEYS else None
+
+
+def _cannot_find(key: str, path: str) -> str | None:
+    _, exported = _exports(key)
+    module_name, _, name = path.rpartition(".")
+    said = f"{key}.class_path is {path!r}"
+    if not module_name:
+        return None if name in exported else with_choices(f"{said}, which names no class", name, exported)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        return with_choices(f"{said}, which cannot be imported ({error})", name, exported)
+    return (
+        None
+        if hasattr(module, name)
+        else with_choices(f"{said}, but {module_name} has no {name}", name, exported)
+    )
+
+
+def _build(key: str, spec: ClassSpec) -> Any:
+    if problem := _cannot_find(key, spec.class_path):
+        raise UserError(problem)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument(f"--{key}", type=_class_type(key), required=True)
+    try:
+        values = parser.parse_object(
+            {key: {"class_path": spec.class_path, "init_args": dict(spec.init_args)}}
+        )
+    except ArgumentError as error:
+        raise UserError(readable(error, parser)) from error
+    return _instantiate(key, values)
+
+
+def _instantiate(key: str, values: Namespace) -> Any:
+    # The union of types would hide what the constructor says behind what the other types say.
+    path = values[key].class_path
+    module_name, _, name = path.rpartition(".")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(getattr(importlib.import_module(module_name), name), key)
+    try:
+        values[key] = values[key].get("init_args") or parser.get_defaults()[key]
+        return parser.instantiate(values)[key]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{key}.init_args: {error} (told by {path})") from error
+
+
+def _name(arguments: Sequence[str], config: RunConfig) -> str:
+    files = config_files(arguments)
+    if not files:
+        classes = (config.algorithm.class_path, config.environment.class_path)
+        return "-".join(path.rpartition(".")[2] for path in classes)
+    last = Path(files[-1])
+    return last.resolve().parent.name if last.stem == "config" else last.stem
