@@ -1,0 +1,163 @@
+"""Loggers of a run for Fabric, which know where the loop is.
+
+`self.log` of a LightningModule under Fabric says no step, so every number would land on step 0; these loggers
+take it from the loop's `Clock`.
+"""
+
+from __future__ import annotations
+
+import csv
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.loggers import Logger, TensorBoardLogger
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+
+from lightning_mtrl.runs.atomic import write_text
+from lightning_mtrl.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = ("iteration", "step", "name", "value")
+
+
+@dataclass
+class Clock:
+    """Where the loop is; the loop moves it, the loggers read it.
+
+    Attributes:
+        iteration: number of the current iteration, from 0.
+        step: optimizer steps of all phases since the run began.
+    """
+
+    iteration: int = 0
+    step: int = 0
+
+
+class ClockedTensorBoardLogger(TensorBoardLogger):
+    """TensorBoard events directly in the run's folder.
+
+    Args:
+        folder: of the run.
+        clock: gives the step where a caller gives none. Its step at construction is where a resumed run goes
+            on; TensorBoard hides what was logged at that step and later.
+    """
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        super().__init__(root_dir=folder, name="", version="", purge_step=clock.step or None)
+        self._clock = clock
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        super().log_metrics(dict(metrics), self._clock.step if step is None else step)
+
+
+class CsvLogger(Logger):
+    """metrics.csv in long form: one row for each number, only ever appended to.
+
+    Args:
+        file: metrics.csv. Rows of the clock's iteration and later ones are removed at the start, since a
+            resumed run does these iterations again.
+        clock: gives iteration and step.
+    """
+
+    def __init__(self, file: Path, clock: Clock) -> None:
+        self._file = file
+        self._clock = clock
+        if rank_zero_only.rank == 0:
+            keep_rows_before(file, clock.iteration)
+
+    @property
+    def name(self) -> str:
+        return "csv"
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def root_dir(self) -> str:
+        return str(self._file.parent)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float | Tensor], step: int | None = None) -> None:
+        place = (self._clock.iteration, self._clock.step if step is None else step)
+        # One write for each call, so that a killed process leaves at most one row cut off, at the end.
+        with self._file.open("a", encoding="utf-8", newline="") as file:
+            file.write(_lines([(*place, name, float(value)) for name, value in metrics.items()]))
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing: config.yaml has them."""
+
+
+def keep_rows_before(file: Path, iteration: int) -> None:
+    """Rewrite metrics.csv with its whole rows of iterations below `iteration` (none of them: the header)."""
+    kept: list[Sequence[object]] = [COLUMNS]
+    if file.is_file():
+        with file.open(encoding="utf-8", newline="") as stream:
+            rows = [row for row in csv.reader(stream) if len(row) == len(COLUMNS) and row[0].isdigit()]
+        kept += [row for row in rows if int(row[0]) < iteration]
+    write_text(file, _lines(kept))
+
+
+def _lines(rows: Sequence[Sequence[object]]) -> str:
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+class RunLog:
+    """All that a run shows besides its summary: numbers, texts, figures, histograms.
+
+    Only the first process writes; the others may call everything.
+
+    Args:
+        folder: of the run.
+        kinds: "tensorboard", "csv".
+        clock: where the loop is, or goes on from.
+    """
+
+    def __init__(self, folder: RunFolder, kinds: Sequence[str], clock: Clock) -> None:
+        self.clock = clock
+        self._tensorboard = ClockedTensorBoardLogger(folder.path, clock) if "tensorboard" in kinds else None
+        csv_logger = CsvLogger(folder.metrics, clock) if "csv" in kinds else None
+        #: for `Fabric(loggers=...)`
+        self.loggers: list[Logger] = [each for each in (self._tensorboard, csv_logger) if each is not None]
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Log numbers at the clock's step, in every logger."""
+        for logger in self.loggers:
+            logger.log_metrics(dict(values))
+
+    def text(self, name: str, text: str) -> None:
+        """Log a text (Markdown) to TensorBoard."""
+        if self._tensorboard is not None:
+            self._tensorboard.experiment.add_text(name, text, self.clock.step)
+
+    def figure(self, name: str, figure: Figure) -> None:
+        """Log a matplotlib figure to TensorBoard, and close it."""
+        if self._tensorboard is not None:
+            self._tensorboard.experiment.add_figure(name, figure, self.clock.step, close=True)
+
+    def histogram(self, name: str, values: Tensor) -> None:
+        """Log the distribution of the finite ones among `values` to TensorBoard."""
+        finite = values.detach().float().flatten()
+        finite = finite[finite.isfinite()]
+        if self._tensorboard is not None and finite.numel() > 0:
+            self._tensorboard.experiment.add_histogram(name, finite, self.clock.step)
+
+    def flush(self) -> None:
+        """Bring everything to the disk, as before a checkpoint."""
+        for logger in self.loggers:
+            logger.save()
+
+    def close(self) -> None:
+        """Flush, and end the files."""
+        for logger in self.loggers:
+            logger.finalize("success")
