@@ -47,7 +47,7 @@ class Placement:
         self.rows = torch.arange(self.first, self.last, device=slots.device)[:, None]
 
 
-class PackedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class PackedLayer(CacheLayerMixin):
     """Keys and values of one layer, [R, S + 1, H, D]: a token's heads lie together, so a write is one copy.
 
     It is not usable without the `Placement` that it shares with the other layers.

@@ -99,11 +99,10 @@ def decode(
         tokens, logprobs = draws.take(logits, step)
         kept.append(logprobs)
         columns.append(stepping)
-        for row, token in zip(stepping, tokens.tolist(), strict=True):
-            if row in going:
-                said[row].append(token)
-                if token in end_ids:
-                    going.discard(row)
+        drawn = [(row, token) for row, token in zip(stepping, tokens.tolist(), strict=True) if row in going]
+        for row, token in drawn:
+            said[row].append(token)
+        going -= {row for row, token in drawn if token in end_ids}
         if not going or step == limit - 1:
             break
         if len(going) <= memory.compact_below * len(stepping) and len(going) < len(stepping):

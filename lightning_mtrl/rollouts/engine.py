@@ -15,6 +15,8 @@ from lightning_mtrl.rollouts.decoding import Draws, SampledResponse, decode
 from lightning_mtrl.rollouts.packing import remember
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 
+__all__ = ["ConversationEngine", "SampledResponse", "inference", "sample_groups"]
+
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:

@@ -204,8 +204,11 @@ class RecomputedMemory:
         ends = torch.tensor([len(ids) - 1 for ids in rows], device=self._device)
         mask = (torch.arange(width, device=self._device) <= ends[:, None]).long()
         tokens = torch.tensor(padded, device=self._device)
-        logits: Tensor = self._model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-        return logits[torch.arange(len(rows), device=self._device), ends]
+        # Only columns in which some row ends meet the head: all logits of a large vocabulary would not fit.
+        columns, column_of = ends.unique(return_inverse=True)
+        output = self._model(input_ids=tokens, attention_mask=mask, use_cache=False, logits_to_keep=columns)
+        logits: Tensor = output.logits[torch.arange(len(rows), device=self._device), column_of]
+        return logits
 
     def repeat(self, rows: int, times: int) -> None:
         copies = [list(ids) for ids in self._ids[:rows] for _ in range(times)]

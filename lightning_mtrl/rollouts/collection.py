@@ -1,0 +1,205 @@
+"""One collection under way: a steady batch of conversations over a queue of waiting ones."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.environments.protocol import Observation, Transition
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.decoding import SampledResponse
+from lightning_mtrl.rollouts.engine import ConversationEngine
+from lightning_mtrl.rollouts.environment_calls import Failure, ask
+from lightning_mtrl.rollouts.ongoing import Chat, Ongoing, fault_of
+from lightning_mtrl.rollouts.progress import CollectionProgress
+from lightning_mtrl.rollouts.sampling import SamplingConfig
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Conversations under one policy version.
+
+    Attributes:
+        conversations: in the order of their indices, without those that were dropped.
+        dropped: how many conversations have no outcome because their environment failed, by cause.
+        truncated: how many of `conversations` a limit (turns, context, the environment's own) cut off.
+        tokens: sampled tokens of `conversations`.
+        seconds: wall-clock time of the collection.
+    """
+
+    conversations: list[Conversation]
+    dropped: dict[str, int]
+    truncated: int
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for all conversations of a collection; `Collector` explains and checks the values."""
+
+    chat: Chat
+    sampling: SamplingConfig
+    rows: int
+    context_length: int
+    max_turns: int
+    explore_temperature: float
+
+
+class Collection:
+    """Conversations in all stages: who is waiting, who is talking, who is done.
+
+    Args:
+        terms: what holds for all of them.
+        model: the policy.
+        waiting: each begins one conversation; only then is its environment copied.
+        progress: is told of each that ended.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        model: nn.Module,
+        waiting: deque[partial[Ongoing]],
+        progress: CollectionProgress,
+    ) -> None:
+        self._terms = terms
+        self._chat = terms.chat
+        self._progress = progress
+        self._waiting = waiting
+        rows = min(terms.rows, len(waiting))
+        self._engine = ConversationEngine(
+            model,
+            rows=rows,
+            context_length=terms.context_length,
+            end_ids=self._chat.end_ids,
+            sampling=terms.sampling,
+            pad_id=self._chat.pad_id,
+        )
+        # A response, and the header behind it at which a critic reads: room that every turn needs.
+        self._room = terms.sampling.max_response_tokens + len(self._chat.header_ids) + 1
+        self._free = list(range(rows))
+        self._talking: dict[int, Ongoing] = {}
+        self._done: dict[int, Conversation] = {}
+        self._dropped: Counter[str] = Counter()
+        self._error: Exception | None = None
+        self._sampled_any = False
+
+    def run(self) -> None:
+        """Admit, respond, let the environments answer; until nobody is left."""
+        while self._waiting or self._talking:
+            while self._waiting and self._free:
+                self._admit()
+            if self._talking:
+                self._turn()
+
+    def result(self, seconds: float) -> Rollouts:
+        """What was collected.
+
+        Raises:
+            UserError: if nothing was.
+        """
+        if not self._done:
+            causes = "; ".join(f"{cause} ({count} times)" for cause, count in self._dropped.most_common(5))
+            raise UserError(
+                f"environment: every conversation failed, so there is nothing to learn from: {causes}. "
+                f"Mend the environment, or whatever serves it, and start again."
+            ) from self._error
+        conversations = [self._done[index] for index in sorted(self._done)]
+        tokens = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
+        truncated = sum(c.truncated for c in conversations)
+        return Rollouts(conversations, dict(sorted(self._dropped.items())), truncated, tokens, seconds)
+
+    def _admit(self) -> None:
+        """Give free rows to waiting conversations."""
+        new = [self._waiting.popleft()() for _ in range(min(len(self._free), len(self._waiting)))]
+        opened = ask([partial(o.environment.reset, o.seed) for o in new], Observation)
+        for ongoing, observation in zip(new, opened, strict=True):
+            if isinstance(observation, Failure):
+                self._drop(observation.cause, observation.error)
+                continue
+            ongoing.open(observation, self._chat)
+            if self._fits_first(ongoing):
+                self._talking[self._free.pop()] = ongoing
+
+    def _fits_first(self, ongoing: Ongoing) -> bool:
+        needed, limit = len(ongoing.unsaid) + self._room, self._terms.context_length
+        if needed <= limit:
+            return True
+        if not self._sampled_any:
+            raise UserError(
+                f"context_length is {limit}, but the first prompt of conversation {ongoing.id} has "
+                f"{len(ongoing.unsaid)} tokens and a response needs up to {self._room} more, so at least "
+                f"{needed} was expected. Raise context_length, or lower max_response_tokens."
+            )
+        self._drop("the first prompt does not fit the context")
+        return False
+
+    def _turn(self) -> None:
+        """One response in every conversation, and what its environment says to it."""
+        rows = list(self._talking)
+        talking = [self._talking[row] for row in rows]
+        self._sampled_any = True
+        responses = self._engine.respond(
+            rows,
+            [o.unsaid for o in talking],
+            [o.uniforms(self._terms.sampling.max_response_tokens) for o in talking],
+            self._temperatures(talking),
+        )
+        texts = [self._chat.response_text(response.ids) for response in responses]
+        steps = [partial(o.environment.step, text) for o, text in zip(talking, texts, strict=True)]
+        for row, said, text, answer in zip(rows, responses, texts, ask(steps, Transition), strict=True):
+            self._hear(row, said, text, answer)
+
+    def _temperatures(self, talking: list[Ongoing]) -> list[float] | None:
+        if not any(o.explores for o in talking):
+            return None
+        usual, flat = self._terms.sampling.temperature, self._terms.explore_temperature
+        return [flat if o.explores else usual for o in talking]
+
+    def _hear(
+        self, row: int, said: SampledResponse, text: str | None, answer: Transition | Failure[Transition]
+    ) -> None:
+        ongoing = self._talking[row]
+        if isinstance(answer, Failure):
+            self._free_row(row)
+            self._drop(answer.cause, answer.error)
+        elif (fault := fault_of(answer)) is not None:
+            self._free_row(row)
+            self._drop(fault)
+        else:
+            ended = answer.terminated or answer.truncated or len(ongoing.turns) + 1 == self._terms.max_turns
+            self._continue(row, said, text, answer, ended)
+
+    def _continue(
+        self, row: int, said: SampledResponse, text: str | None, answer: Transition, ended: bool
+    ) -> None:
+        """Append the turn; close the conversation if it ended or its next turn might not fit."""
+        ongoing, held = self._talking[row], self._engine.length(row)
+        limit = self._terms.context_length
+        following = self._chat.observation_ids(answer.observation, finished=said.finished, last=ended)
+        if not ended and held + len(following) + self._room > limit:
+            ended = True
+            following = self._chat.observation_ids(answer.observation, finished=said.finished, last=True)
+        if ended and held + len(following) > limit:
+            following = []  # Nothing is sampled after it, and a forward over the conversation must fit.
+        ongoing.add(said, text, answer, following)
+        if ended:
+            self._free_row(row)
+            conversation = ongoing.close(answer)
+            self._done[ongoing.index] = conversation
+            self._progress.finish(conversation.outcome)
+
+    def _free_row(self, row: int) -> None:
+        del self._talking[row]
+        self._engine.release(row)
+        self._free.append(row)
+
+    def _drop(self, cause: str, error: Exception | None = None) -> None:
+        self._dropped[cause] += 1
+        self._error = self._error or error
+        self._progress.finish(None, dropped=True)

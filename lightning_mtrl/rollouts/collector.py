@@ -1,0 +1,144 @@
+"""Collecting conversations between a policy and an environment."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import deque
+from functools import partial
+
+import numpy as np
+from torch import nn
+
+from lightning_mtrl.environments.protocol import Environment
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.collection import Collection, Rollouts, Terms
+from lightning_mtrl.rollouts.ongoing import Chat, Ongoing
+from lightning_mtrl.rollouts.progress import CollectionProgress
+from lightning_mtrl.rollouts.sampling import SamplingConfig
+
+__all__ = ["Collector", "Rollouts"]
+
+# Keys that keep the random streams of a collection apart: environments, conversations, groups.
+ENVIRONMENT_STREAM, CONVERSATION_STREAM, GROUP_STREAM = 0, 1, 2
+
+
+class Collector:
+    """Holds conversations with copies of an environment, as many at once as there are rows.
+
+    A finished conversation frees its row for the next one at the following turn. Which conversations
+    run side by side has no influence on what is said in them (up to rounding in the model's forward).
+
+    Args:
+        environment: copied for each conversation; `reset` and `step` may be coroutines.
+        chat: turns messages into ids and sampled ids into text.
+        sampling: how responses are drawn.
+        rows: conversations held at once.
+        context_length: longest conversation in tokens.
+        max_turns: responses after which a conversation is truncated.
+        group_size: conversations that share a seed of the environment (and a persona), each with its
+            own sampling.
+        explore_share: share of conversations in which one response is drawn at `explore_temperature`.
+            The turn is uniform over the first `max_turns`, so a conversation that ends before it
+            explores nothing. Returns of turns *before* an explored one are not the policy's.
+        explore_temperature: temperature of those responses.
+        personas: texts of which one is appended to the system message in a share of the conversations
+            (or groups). `prompt` and `prompt_ids` hold what was sampled from, persona included, and
+            `metadata["persona"]` the text.
+        persona_share: that share.
+        show_progress: a bar on a terminal, one line at the end elsewhere.
+
+    Raises:
+        UserError: if a number is out of its range, or there is a share of personas but no persona.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        chat: Chat,
+        *,
+        sampling: SamplingConfig,
+        context_length: int,
+        max_turns: int,
+        rows: int = 256,
+        group_size: int = 1,
+        explore_share: float = 0.0,
+        explore_temperature: float = 2.0,
+        personas: tuple[str, ...] = (),
+        persona_share: float = 0.0,
+        show_progress: bool = True,
+    ) -> None:
+        whole = {
+            "context_length": context_length,
+            "max_turns": max_turns,
+            "rows": rows,
+            "group_size": group_size,
+        }
+        for key, number in whole.items():
+            _expect(number >= 1, key, number, "a whole number >= 1")
+        for key, share in (("explore_share", explore_share), ("persona_share", persona_share)):
+            _expect(0 <= share <= 1, key, share, "a share from 0 to 1")
+        _expect(explore_temperature > 0, "explore_temperature", explore_temperature, "a number > 0")
+        _expect(
+            bool(personas) or persona_share == 0, "personas", personas, "at least one text for persona_share"
+        )
+        self._terms = Terms(chat, sampling, rows, context_length, max_turns, explore_temperature)
+        self._environment, self._group_size, self._explore_share = environment, group_size, explore_share
+        self._personas, self._persona_share = personas, persona_share
+        self._show_progress = show_progress
+
+    def collect(
+        self, model: nn.Module, *, conversations: int, seed: int, policy: str, first: int = 0
+    ) -> Rollouts:
+        """Hold conversations.
+
+        Args:
+            model: a transformers causal language model; it is put into evaluation mode meanwhile.
+            conversations: how many; a multiple of `group_size`.
+            seed: >= 0. Equal seeds give equal conversations, byte for byte on the same machine.
+            policy: name of the policy version; a conversation is named "policy-00017" by its index.
+            first: index of the first conversation, a multiple of `group_size`: several processes can
+                share one collection.
+
+        Raises:
+            UserError: if `conversations` is not a multiple of `group_size`, if a prompt of the first
+                batch leaves no room for a response (before anything is sampled), or if every
+                conversation failed.
+        """
+        if conversations < 1 or conversations % self._group_size or first % self._group_size:
+            raise UserError(
+                f"conversations is {conversations} (from index {first}), but a multiple of group_size "
+                f"({self._group_size}), at least one group, was expected."
+            )
+        started = time.perf_counter()
+        with CollectionProgress(policy, conversations, self._show_progress) as progress:
+            indices = range(first, first + conversations)
+            waiting = deque(partial(self._begin, index, seed, policy) for index in indices)
+            collection = Collection(self._terms, model, waiting, progress)
+            collection.run()
+        return collection.result(time.perf_counter() - started)
+
+    def _begin(self, index: int, seed: int, policy: str) -> Ongoing:
+        """Everything random about a conversation comes from its index, whatever runs beside it."""
+        group = index // self._group_size
+        shared = np.random.default_rng([seed, GROUP_STREAM, group])
+        wears = shared.random() < self._persona_share
+        stream = np.random.default_rng([seed, CONVERSATION_STREAM, index])
+        explores = stream.random() < self._explore_share
+        explored_turn = int(stream.integers(1, self._terms.max_turns + 1))
+        return Ongoing(
+            id=f"{policy}-{index:05d}",
+            index=index,
+            group=group,
+            seed=int(np.random.SeedSequence([seed, ENVIRONMENT_STREAM, group]).generate_state(1)[0]),
+            policy=policy,
+            environment=copy.deepcopy(self._environment),
+            stream=stream,
+            explored_turn=explored_turn if explores else 0,
+            persona=self._personas[int(shared.integers(len(self._personas)))] if wears else None,
+        )
+
+
+def _expect(holds: bool, key: str, value: object, expected: str) -> None:
+    if not holds:
+        raise UserError(f"{key} is {value}, but {expected} was expected.")

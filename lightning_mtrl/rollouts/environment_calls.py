@@ -1,0 +1,88 @@
+"""Calling many environments at once, plain ones and coroutines, without one failure hurting another."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Generic, TypeVar, cast
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Failure(Generic[Answer]):
+    """An environment that raised instead of answering."""
+
+    error: Exception
+
+    @property
+    def cause(self) -> str:
+        """Kind and first line of the error, by which failures are counted."""
+        lines = str(self.error).splitlines()
+        name = type(self.error).__name__
+        return f"{name}: {lines[0][:120]}" if lines and lines[0] else name
+
+
+def ask(calls: Sequence[Callable[[], Any]], expected: type[Answer]) -> list[Answer | Failure[Answer]]:
+    """Make all calls, and await together those that return coroutines.
+
+    All coroutines of a process run in one event loop in a thread of its own: clients that keep
+    connections go on from turn to turn, and a notebook, which runs a loop already, can collect too.
+
+    Args:
+        calls: `reset` or `step` of one environment each, with the arguments bound.
+        expected: class of a right answer.
+
+    Returns:
+        In order, the answers, or a `Failure` where a call raised or returned something else.
+    """
+    answers = [_call(call) for call in calls]
+    waiting = [index for index, answer in enumerate(answers) if inspect.isawaitable(answer)]
+    if waiting:
+        for index, answer in zip(waiting, _await_all([answers[i] for i in waiting]), strict=True):
+            answers[index] = answer
+    return [_checked(answer, expected) for answer in answers]
+
+
+def _call(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as error:  # Whatever a simulator raises costs one conversation; it is counted and shown.
+        return error
+
+
+def _checked(answer: Any, expected: type[Answer]) -> Answer | Failure[Answer]:
+    if isinstance(answer, Exception):
+        return Failure(answer)
+    if not isinstance(answer, expected):
+        return Failure(
+            TypeError(f"the environment returned {type(answer).__name__}, not {expected.__name__}")
+        )
+    return answer
+
+
+def _await_all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
+    future = asyncio.run_coroutine_threadsafe(_gathered(waiting), _event_loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def _gathered(waiting: Sequence[Awaitable[Any]]) -> Coroutine[Any, Any, list[Any]]:
+    async def gather() -> list[Any]:
+        return cast("list[Any]", await asyncio.gather(*waiting, return_exceptions=True))
+
+    return gather()
+
+
+@cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="environments", daemon=True).start()
+    return loop

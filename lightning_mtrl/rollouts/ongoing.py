@@ -1,0 +1,152 @@
+"""A conversation while it is being held."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_mtrl.conversation import Conversation, Message, Turn
+from lightning_mtrl.environments.protocol import Environment, Observation, Transition
+from lightning_mtrl.rollouts.decoding import SampledResponse
+
+TURN_KEYS = ("sent", "reply", "disposition", "outcome")
+
+
+class Chat(Protocol):
+    """What collecting needs of `lightning_mtrl.rollouts.tokens.ChatTokenizer`."""
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def end_ids(self) -> Any: ...
+
+    @property
+    def header_ids(self) -> Any: ...
+
+    def prompt_ids(self, messages: Any) -> list[int]: ...
+
+    def observation_ids(self, text: str, *, finished: bool = True, last: bool = False) -> list[int]: ...
+
+    def response_text(self, ids: Any) -> str | None: ...
+
+
+@dataclass
+class Ongoing:
+    """What is known of a conversation so far; `close` turns it into plain data.
+
+    Attributes:
+        id: of the conversation.
+        index: its place among the rollouts.
+        group: number of its group.
+        seed: seed of its environment.
+        policy: name of the policy version.
+        environment: its own copy.
+        stream: its own random numbers.
+        explored_turn: number (from 1) of the turn that is drawn from a flattened distribution; 0 for none.
+        persona: text added to the system message, or None.
+        prompt: the messages before the first response, persona included.
+        prompt_ids: their token ids.
+        facts: the hidden facts of the first observation.
+        turns: so far.
+        unsaid: ids that the policy has not read yet.
+    """
+
+    id: str
+    index: int
+    group: int
+    seed: int
+    policy: str
+    environment: Environment
+    stream: np.random.Generator
+    explored_turn: int
+    persona: str | None
+    prompt: tuple[Message, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    unsaid: list[int] = field(default_factory=list)
+
+    @property
+    def explores(self) -> bool:
+        """Whether the next response is the one drawn for coverage."""
+        return len(self.turns) + 1 == self.explored_turn
+
+    def open(self, observation: Observation, chat: Chat) -> None:
+        """Take the first observation."""
+        system = "\n\n".join(text for text in (observation.system, self.persona) if text)
+        opening = (Message("system", system),) if system else ()
+        self.prompt = (*opening, Message("user", observation.text))
+        self.unsaid = list(chat.prompt_ids(self.prompt))
+        self.prompt_ids = tuple(self.unsaid)
+        self.facts = observation.info
+
+    def uniforms(self, size: int) -> NDArray[np.float32]:
+        """Random numbers for the next response: always as many, however long it gets."""
+        return self.stream.random(size, dtype=np.float32)
+
+    def add(
+        self, said: SampledResponse, text: str | None, transition: Transition, observation_ids: list[int]
+    ) -> None:
+        """Append a turn."""
+        info = transition.info
+        self.turns.append(
+            Turn(
+                response=text,
+                observation=transition.observation,
+                reward=float(transition.reward),
+                sent=info.get("sent"),
+                reply=info.get("reply"),
+                disposition=info.get("disposition"),
+                explored=self.explores,
+                response_ids=said.ids,
+                behaviour_logprobs=said.logprobs,
+                observation_ids=tuple(observation_ids),
+                info={key: value for key, value in info.items() if key not in TURN_KEYS},
+            )
+        )
+        self.unsaid = observation_ids
+
+    def close(self, last: Transition) -> Conversation:
+        """The finished conversation. It is truncated when the last transition did not terminate it.
+
+        The outcome is what the environment gave on the last transition, else the sum of rewards; and
+        None for a truncated conversation whose environment gave none.
+        """
+        outcome = last.info.get("outcome")
+        if outcome is None and last.terminated:
+            outcome = math.fsum(turn.reward for turn in self.turns)
+        metadata: dict[str, Any] = {"facts": dict(self.facts)} if self.facts else {}
+        if self.persona is not None:
+            metadata["persona"] = self.persona
+        return Conversation(
+            id=self.id,
+            prompt=self.prompt,
+            turns=tuple(self.turns),
+            outcome=None if outcome is None else float(outcome),
+            terminated=last.terminated,
+            truncated=not last.terminated,
+            group=self.group,
+            seed=self.seed,
+            policy=self.policy,
+            prompt_ids=self.prompt_ids,
+            metadata=metadata,
+        )
+
+
+def fault_of(transition: Transition) -> str | None:
+    """Why an answer of an environment cannot be used; None when it can."""
+    if transition.terminated and transition.truncated:
+        return "the environment both terminated and truncated"
+    if not math.isfinite(transition.reward):
+        return "reward is not a finite number"
+    if "outcome" in transition.info and transition.terminated:
+        outcome = transition.info["outcome"]
+        if outcome is None or not math.isfinite(outcome):
+            return "no outcome"
+    return None

@@ -1,0 +1,69 @@
+"""What a person sees while conversations are collected."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class CollectionProgress:
+    """A bar with conversations per second and the mean outcome so far.
+
+    Where the output is no terminal it is one plain line at the end, and nothing when `shown` is False.
+
+    Args:
+        policy: name of the policy version.
+        total: conversations to collect.
+        shown: whether anything is printed.
+        console: where; standard error by default, so that results can be piped.
+    """
+
+    def __init__(self, policy: str, total: int, shown: bool, console: Console | None = None) -> None:
+        self._policy = policy
+        self._shown = shown
+        self._console = console or Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not (shown and self._console.is_terminal),
+        )
+        self._task = self._bar.add_task(f"collect {policy}", total=total, facts="")
+        self._started = time.perf_counter()
+        self._outcomes: list[float] = []
+        self._done = 0
+        self._dropped = 0
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        if self._shown and not self._console.is_terminal and kind is None:
+            self._console.print(
+                f"collect {self._policy}: {self._done} conversations, {self._facts()}", soft_wrap=True
+            )
+
+    def finish(self, outcome: float | None, dropped: bool = False) -> None:
+        """Count one conversation that ended; `outcome` is None where it is unknown."""
+        self._done += 1
+        self._dropped += dropped
+        if outcome is not None:
+            self._outcomes.append(outcome)
+        self._bar.update(self._task, advance=1, facts=self._facts())
+
+    def _facts(self) -> str:
+        rate = self._done / max(time.perf_counter() - self._started, 1e-9)
+        known = len(self._outcomes)
+        mean = f"mean outcome {sum(self._outcomes) / known:.3f}" if known else "no outcome yet"
+        return f"{rate:.1f}/s, {mean}" + (f", {self._dropped} dropped" if self._dropped else "")
