@@ -1,0 +1,260 @@
+"""One frozen base, many roles: policy, reference, critic and value head share a single set of weights.
+
+A role is a LoRA adapter on the base (or, with full fine-tuning, a model of its own). This is the only place
+that knows adapters exist; everybody else asks for hidden states of a role.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.models.logprobs import LogitHead
+
+
+class Backbone(nn.Module):
+    """A causal language model that several roles share.
+
+    Args:
+        model: the base; its weights are frozen unless `fine_tuning` is "full".
+        fine_tuning: "lora": a role is an adapter. "full": a role is a copy of the model.
+        lora: configuration of new adapters; ignored with "full".
+        gradient_checkpointing: trade time for memory in training passes.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        fine_tuning: str = "lora",
+        lora: LoraConfig | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        if fine_tuning not in ("lora", "full"):
+            raise ValueError(f"fine_tuning must be 'lora' or 'full', got {fine_tuning!r}")
+        self.full = fine_tuning == "full"
+        self.lora = lora or LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        self.roles: list[str] = []
+        self._layers: list[LoraLayer] = []
+        model.requires_grad_(False)
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.enable_input_require_grads()
+        self.base: PreTrainedModel | PeftModel = model
+        self.models = nn.ModuleDict()
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the base model."""
+        return self.base.config
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states."""
+        return int(self.config.get_text_config().hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the base lives."""
+        return next(self.parameters()).device
+
+    def add_role(self, role: str, like: str | None = None, trainable: bool = True, adapter: str | None = None) -> None:
+        """Create a role.
+
+        A fresh role computes exactly what the base computes.
+
+        Args:
+            role: name of the new role.
+            like: start as a copy of this role.
+            trainable: whether its weights carry gradients.
+            adapter: a peft folder to start from; its own rank counts.
+
+        Raises:
+            UserError: if the adapter was made for another base.
+        """
+        if role in self.roles:
+            raise ValueError(f"role {role!r} exists already")
+        if self.full:
+            if adapter is not None:
+                raise UserError(
+                    f"model.adapter is {adapter!r}, but model.fine_tuning is 'full', which has no adapters. "
+                    f"Merge the adapter into the model first, or use model.fine_tuning lora."
+                )
+            self.models[role] = copy.deepcopy(self.models[like] if like else self.base)
+        else:
+            self._add_adapter(role, like, adapter)
+        self.roles.append(role)
+        if like is not None:
+            self.copy_role(like, role)
+        for parameter in self.parameters_of(role):
+            parameter.requires_grad_(trainable)
+
+    def hidden(
+        self,
+        role: str,
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Tensor,
+        position_ids: Int[Tensor, "B T"],
+        layer: int | None = None,
+    ) -> Float[Tensor, "B T H"]:
+        """Hidden states of a role, before the output head.
+
+        Args:
+            role: whose weights to use.
+            input_ids: token ids.
+            attention_mask: [B, T] real tokens, or [B, T, T] which position looks at which.
+            position_ids: position of each token in its conversation.
+            layer: None for the last layer (normalised), else the output of that layer, 1 being the first.
+        """
+        decoder = self.causal(role).base_model
+        if attention_mask.dim() == 3:
+            attention_mask = self._square_mask(attention_mask)
+        out = decoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=False,
+            output_hidden_states=layer is not None,
+        )
+        hidden: Tensor = out.last_hidden_state if layer is None else out.hidden_states[layer]
+        return hidden
+
+    def causal(self, role: str) -> PreTrainedModel:
+        """The causal language model with this role's weights active; "base" is the model without adapters."""
+        if role != "base" and role not in self.roles:
+            raise ValueError(f"unknown role {role!r}; there are {self.roles}")
+        if self.full:
+            model: PreTrainedModel = self.base if role == "base" else self.models[role]
+            return model
+        for lora in self._layers:
+            # peft's set_adapter also switches requires_grad, which would disturb optimizers and DDP.
+            lora._active_adapter = [] if role == "base" else [role]
+        inner: PreTrainedModel = self.base.get_base_model() if isinstance(self.base, PeftModel) else self.base
+        return inner
+
+    def logit_head(self, role: str) -> LogitHead:
+        """The output head of a role."""
+        return LogitHead.of(self.causal(role))
+
+    @contextmanager
+    def sampling(self, role: str) -> Iterator[PreTrainedModel]:
+        """A role's language model for generation: dropout off, adapter merged where the base allows it.
+
+        The base's own weight tensors are put back afterwards, not computed back, so that sampling leaves
+        no trace in them. A 4-bit base keeps its adapter unmerged.
+        """
+        model = self.causal(role)
+        training = model.training
+        model.eval()
+        kept = []
+        for lora in [] if self.full else self._layers:
+            weight = lora.get_base_layer().weight
+            if role in lora.lora_A and type(weight) is nn.Parameter and weight.is_floating_point():
+                kept.append((lora, weight.data))
+                weight.data = weight.data + lora.get_delta_weight(role).to(weight.dtype)
+                lora._disable_adapters = True
+        try:
+            yield model
+        finally:
+            for lora, original in kept:
+                lora.get_base_layer().weight.data = original
+                lora._disable_adapters = False
+            model.train(training)
+
+    @contextmanager
+    def only_trainable(self, role: str) -> Iterator[None]:
+        """Only this role's weights require gradients, for the moment when a module is set up for DDP."""
+        others = [p for r in self.roles if r != role for p in self.parameters_of(r) if p.requires_grad]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
+
+    def parameters_of(self, role: str) -> list[nn.Parameter]:
+        """The weights that belong to a role alone."""
+        return list(self.named_parameters_of(role).values())
+
+    def named_parameters_of(self, role: str) -> dict[str, nn.Parameter]:
+        """The same by name; the names do not hold the role's name."""
+        if self.full:
+            return dict(self.models[role].named_parameters())
+        marker = f".{role}."
+        return {
+            name.replace(marker, ".", 1): parameter
+            for name, parameter in self.base.named_parameters()
+            if ".lora_" in name and marker in name
+        }
+
+    def state_of(self, role: str) -> dict[str, Tensor]:
+        """A copy of a role's weights on the CPU."""
+        return {name: p.detach().cpu().clone() for name, p in self.named_parameters_of(role).items()}
+
+    def load_state_of(self, role: str, state: dict[str, Tensor]) -> None:
+        """Put weights from `state_of` into a role.
+
+        Raises:
+            UserError: if names or shapes do not fit, as for an adapter of another base.
+        """
+        target = self.named_parameters_of(role)
+        wrong = sorted(set(target) ^ set(state)) or [n for n in target if target[n].shape != state[n].shape]
+        if wrong:
+            raise UserError(
+                f"the stored weights of {role!r} do not fit this model: {len(wrong)} tensors differ, the first is "
+                f"{wrong[0]!r}. They were made for another base model or another model.lora_rank."
+            )
+        with torch.no_grad():
+            for name, parameter in target.items():
+                parameter.copy_(state[name])
+
+    def copy_role(self, source: str, target: str) -> None:
+        """Give `target` the weights of `source`."""
+        self.load_state_of(target, self.state_of(source))
+
+    def _square_mask(self, mask: Tensor) -> Tensor:
+        mask = mask[:, None]
+        if self.config._attn_implementation == "sdpa":
+            return mask
+        dtype = next(self.parameters()).dtype
+        dtype = dtype if dtype.is_floating_point else torch.float32
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+    def _add_adapter(self, role: str, like: str | None, adapter: str | None) -> None:
+        config = self.lora
+        if adapter is not None:
+            config = _adapter_config(adapter)
+        elif like is not None:
+            assert isinstance(self.base, PeftModel)
+            config = copy.deepcopy(self.base.peft_config[like])
+        if isinstance(self.base, PeftModel):
+            self.base.add_adapter(role, copy.deepcopy(config))
+        else:
+            self.base = get_peft_model(self.base, copy.deepcopy(config), adapter_name=role)
+        self._layers = [m for m in self.base.modules() if isinstance(m, LoraLayer)]
+        if adapter is not None:
+            self.load_state_of(role, load_peft_weights(adapter, device="cpu"))
+
+
+def _adapter_config(adapter: str) -> LoraConfig:
+    try:
+        config = LoraConfig.from_pretrained(adapter)
+    except (ValueError, OSError) as error:
+        raise UserError(
+            f"model.adapter is {adapter!r}, but no peft adapter is there ({error}). A folder with adapter_config.json "
+            f"and adapter_model.safetensors was expected."
+        ) from error
+    config.inference_mode = False
+    assert isinstance(config, LoraConfig)
+    return config

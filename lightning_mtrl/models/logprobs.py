@@ -1,0 +1,86 @@
+"""Log-probabilities of given tokens from hidden states, without a [tokens, vocabulary] tensor in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+CHUNK_ELEMENTS = 16 * 1024 * 1024  # logits held at a time (64 MiB in fp32)
+
+
+@dataclass(frozen=True)
+class LogitHead:
+    """The output head of a causal language model.
+
+    Attributes:
+        head: the linear map from hidden states to the vocabulary.
+        softcap: logits are squashed to (-softcap, softcap) by a tanh; 0 for none.
+        scale: logits are multiplied by this number.
+    """
+
+    head: nn.Module
+    softcap: float = 0.0
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> LogitHead:
+        """Read the head, and what the model does to its logits, from a model."""
+        config = model.config.get_text_config()
+        softcap = getattr(config, "final_logit_softcapping", None) or 0.0
+        scale = getattr(config, "logit_scale", None) or 1.0
+        return cls(model.get_output_embeddings(), float(softcap), float(scale))
+
+    def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        """Logits in fp32."""
+        logits: Tensor = self.head(hidden).float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+
+def token_logprobs(
+    head: LogitHead, hidden: Float[Tensor, "N H"], targets: Int[Tensor, " N"]
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Log-probability of each target and entropy of each distribution, at temperature 1.
+
+    Works in chunks, and recomputes a chunk's logits in the backward pass, so memory does not grow with
+    tokens x vocabulary. Gradients are exact, for the hidden states and for a trained head.
+
+    Args:
+        head: the output head.
+        hidden: hidden states that predict the targets.
+        targets: token ids.
+
+    Returns:
+        Log-probabilities and entropies in nats, fp32.
+    """
+    size = max(1, CHUNK_ELEMENTS // head_width(head))
+    parts = []
+    for start in range(0, hidden.size(0), size):
+        piece = (head, hidden[start : start + size], targets[start : start + size])
+        if torch.is_grad_enabled() and hidden.size(0) > size:
+            parts.append(checkpoint(_chunk, *piece, use_reentrant=False))
+        else:
+            parts.append(_chunk(*piece))
+    if not parts:
+        empty = hidden.sum(-1).float()
+        return empty, empty
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def head_width(head: LogitHead) -> int:
+    """Size of the vocabulary."""
+    return int(getattr(head.head, "out_features", 0) or head.head.weight.shape[0])
+
+
+def _chunk(head: LogitHead, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logprobs = head.logits(hidden).log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(1, targets[:, None]).squeeze(1), entropy
