@@ -46,12 +46,30 @@ class TokenBatch:
         moved = {f.name: _moved(getattr(self, f.name), device) for f in fields(self)}
         return replace(self, **moved)
 
+    def rows(self, index: slice | Int[Tensor, " R"]) -> Self:
+        """The same batch with some of its rows; per-token weights keep their values."""
+        size = len(self)
+        chosen = {
+            f.name: _chosen(getattr(self, f.name), index, size)
+            for f in fields(self)
+            if getattr(self, f.name) is not None
+        }
+        return replace(self, **chosen)
+
     def __len__(self) -> int:
         return self.input_ids.size(0)
 
 
 def _moved(value: Any, device: torch.device | str) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _chosen(value: Any, index: slice | Tensor, size: int) -> Any:
+    if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size:
+        return value[index]
+    if isinstance(value, tuple):
+        return tuple(value[i] for i in torch.arange(size)[index].tolist())
+    return value
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,10 @@ class ConversationBatch(TokenBatch):
         turn_read: index of the last token of the header that follows each response: the place where
             a pretrained model already predicts the reaction to it.
         turn_rewards: reward observed after each response.
-        turn_explored: True where the response was drawn from a flattened distribution.
+        turn_weights: weight of each turn in a loss over (state, response) pairs. All turns of the list that was
+            collated weigh the same and sum to 1; a turn before an explored one weighs 0, because its
+            return is not one of the policy. Rows taken out with `rows` keep their weights, so a loss
+            summed over micro-batches is the loss of the whole.
         outcome: outcome of each conversation; NaN where it is unknown.
         ids: the conversations' ids, in row order.
     """
@@ -75,7 +96,7 @@ class ConversationBatch(TokenBatch):
     turn_end: Int[Tensor, "B K"]
     turn_read: Int[Tensor, "B K"]
     turn_rewards: Float[Tensor, "B K"]
-    turn_explored: Bool[Tensor, "B K"]
+    turn_weights: Float[Tensor, "B K"]
     outcome: Float[Tensor, " B"]
     ids: tuple[str, ...] = ()
 
@@ -103,6 +124,7 @@ def collate(
     attention = torch.arange(width) < lengths[:, None]
     turn_index = _padded([r.turn_index for r in rows], width, 0)
     positions = torch.arange(width).expand(len(rows), width)
+    counted = _padded([_on_policy(c) for c in conversations], turns, 0.0)
     return ConversationBatch(
         input_ids=_padded([r.ids for r in rows], width, pad_id),
         attention_mask=attention,
@@ -115,10 +137,17 @@ def collate(
         turn_end=_padded([r.ends for r in rows], turns, 0),
         turn_read=_padded([r.reads for r in rows], turns, 0),
         turn_rewards=_padded([c.rewards for c in conversations], turns, 0.0),
-        turn_explored=_padded([[int(t.explored) for t in c.turns] for c in conversations], turns, 0).bool(),
+        turn_weights=counted / counted.sum().clamp(min=1.0),
         outcome=torch.tensor([float("nan") if c.outcome is None else c.outcome for c in conversations]),
         ids=tuple(c.id for c in conversations),
     )
+
+
+def _on_policy(conversation: Conversation) -> list[float]:
+    """1 for turns whose return is one of the policy: the explored turn and those after it."""
+    explored = [k for k, turn in enumerate(conversation.turns) if turn.explored]
+    first = explored[-1] if explored else 0
+    return [float(k >= first) for k in range(len(conversation.turns))]
 
 
 @dataclass(frozen=True)
@@ -158,3 +187,23 @@ def _padded(rows: Sequence[Sequence[float]], width: int, value: float) -> Tensor
     for index, row in enumerate(rows):
         out[index, : len(row)] = torch.tensor(row, dtype=dtype)
     return out
+
+
+@dataclass(frozen=True)
+class ImprovementBatch(TokenBatch):
+    """Responses with everything that an improvement step needs; rows are conversations or states.
+
+    Attributes:
+        reference_logprobs: log-probability in nats of each sampled token under the reference policy.
+        advantages: advantage of each sampled token; 0 elsewhere.
+        returns: target of the value head at each sampled token.
+        values: prediction of the value head for it when the responses were scored.
+        loss_weights: weight of each sampled token in a loss; they sum to 1 over one optimizer step, so the
+            loss does not depend on how the step is cut into micro-batches.
+    """
+
+    reference_logprobs: Float[Tensor, "B T"]
+    advantages: Float[Tensor, "B T"]
+    returns: Float[Tensor, "B T"]
+    values: Float[Tensor, "B T"]
+    loss_weights: Float[Tensor, "B T"]

@@ -1,0 +1,124 @@
+"""How good a Q-critic is on conversations that it was not fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc
+from torchmetrics.functional.regression import pearson_corrcoef
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """One bin of a calibration curve: mean prediction, mean return, and the number of pairs in it."""
+
+    predicted: float
+    observed: float
+    count: int
+
+
+@dataclass(frozen=True)
+class QReport:
+    """A critic measured on held-out conversations.
+
+    Attributes:
+        loss: mean loss over turns.
+        constant_loss: the same for the best constant, which knows nothing of state and response.
+        gain: mean over conversations of (constant's loss - critic's loss), with its one-sided 95% lower bound.
+        auc: chance that a turn that led to a positive return has the larger Q; NaN if all are alike.
+        same_state_accuracy: share of pairs of responses in the *same* state whose Q stands in the order of
+            their returns, ties counting half; the only thing that improvement uses. NaN without pairs.
+        correlation: of Q with the return.
+        calibration_error: mean distance of prediction and return over the bins of the curve.
+        curve: the calibration curve.
+        turns: number of held-out pairs.
+    """
+
+    loss: float
+    constant_loss: float
+    gain: tuple[float, float]
+    auc: float
+    same_state_accuracy: float
+    correlation: float
+    calibration_error: float
+    curve: tuple[CalibrationBin, ...]
+    turns: int
+
+    @property
+    def beats_constant(self) -> bool:
+        """True when the critic is better than a constant beyond chance."""
+        return self.gain[1] > 0
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of the report by their logged names."""
+        return {
+            "q_loss": self.loss,
+            "constant_loss": self.constant_loss,
+            "gain": self.gain[0],
+            "gain_low": self.gain[1],
+            "auc": self.auc,
+            "same_state_accuracy": self.same_state_accuracy,
+            "correlation": self.correlation,
+            "calibration_error": self.calibration_error,
+        }
+
+
+def calibration_curve(
+    predicted: Float[Tensor, " N"], observed: Float[Tensor, " N"], bins: int = 10
+) -> tuple[CalibrationBin, ...]:
+    """Mean prediction against mean return in bins of equal counts, from the lowest prediction to the highest."""
+    order = predicted.argsort(stable=True)
+    parts = [part for part in order.tensor_split(bins) if len(part)]
+    return tuple(
+        CalibrationBin(predicted[part].mean().item(), observed[part].mean().item(), len(part)) for part in parts
+    )
+
+
+def calibration_error(curve: Sequence[CalibrationBin]) -> float:
+    """Mean distance of prediction and return over the bins, each weighing its count."""
+    total = sum(b.count for b in curve)
+    return sum(b.count * abs(b.predicted - b.observed) for b in curve) / max(1, total)
+
+
+def ranking_auc(scores: Float[Tensor, " N"], positive: Tensor) -> float:
+    """Chance that a positive scores above a negative; NaN when there is only one kind."""
+    if bool(positive.all()) or not bool(positive.any()):
+        return float("nan")
+    return float(binary_auroc(scores, positive.long()))
+
+
+def same_state_accuracy(
+    predicted: Float[Tensor, " N"], returns: Float[Tensor, " N"], states: Sequence[object]
+) -> float:
+    """Share of pairs of responses in one state that Q puts in the order of their returns; ties count half."""
+    members: dict[object, list[int]] = {}
+    for index, state in enumerate(states):
+        members.setdefault(state, []).append(index)
+    right = pairs = 0.0
+    for group in members.values():
+        if len(group) < 2:
+            continue
+        q, g = predicted[group], returns[group]
+        better = g[:, None] > g[None, :]
+        pairs += float(better.sum())
+        right += float((q[:, None] > q[None, :])[better].sum())
+        right += 0.5 * float((q[:, None] == q[None, :])[better].sum())
+    return right / pairs if pairs else float("nan")
+
+
+def correlation(predicted: Float[Tensor, " N"], returns: Float[Tensor, " N"]) -> float:
+    """Pearson's correlation; NaN when one side is constant."""
+    if len(returns) < 2 or float(predicted.std()) == 0 or float(returns.std()) == 0:
+        return float("nan")
+    return float(pearson_corrcoef(predicted, returns))
+
+
+def lower_bound(values: Float[Tensor, " N"]) -> tuple[float, float]:
+    """Mean and its one-sided 95% lower bound (normal approximation)."""
+    if len(values) < 2:
+        return float(values.mean()), float("-inf")
+    return float(values.mean()), float(values.mean() - 1.645 * values.std() / len(values) ** 0.5)
+

@@ -1,0 +1,96 @@
+"""Measure a policy: fresh conversations on fixed seeds, so that every policy meets the same situations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.evaluation.intervals import mean_interval, success_interval
+from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.rollouts.collector import Collector
+
+SUCCESS = 0.5  # an outcome above this counts as success; graded outcomes lie in [0, 1]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A policy's figures.
+
+    Attributes:
+        success_rate: share of conversations whose outcome is above `SUCCESS`.
+        success_rate_interval: Wilson interval, 95%.
+        mean_return: mean discounted return.
+        mean_return_interval: Student interval, 95%.
+        conversations: number of conversations measured.
+        turns: mean number of responses.
+        tokens: mean number of sampled tokens.
+        dropped: conversations without an outcome, by cause.
+        returns: discounted return of each conversation, in order of their seeds.
+        samples: the conversations.
+    """
+
+    success_rate: float
+    success_rate_interval: tuple[float, float]
+    mean_return: float
+    mean_return_interval: tuple[float, float]
+    conversations: int
+    turns: float
+    tokens: float
+    dropped: dict[str, int]
+    returns: list[float] = field(repr=False)
+    samples: list[Conversation] = field(repr=False)
+
+    def row(self) -> dict[str, Any]:
+        """The figures by their names in `summary.json`."""
+        return {
+            "success_rate": self.success_rate,
+            "success_rate_interval": list(self.success_rate_interval),
+            "mean_return": self.mean_return,
+            "mean_return_interval": list(self.mean_return_interval),
+            "conversations": self.conversations,
+            "turns": self.turns,
+            "tokens": self.tokens,
+            "dropped": self.dropped,
+        }
+
+
+def validate(
+    collector: Collector, backbone: Backbone, *, conversations: int, seed: int, gamma: float, policy: str
+) -> Validation:
+    """Measure the backbone's role "policy".
+
+    Args:
+        collector: with the sampling that is to be measured, and without exploration.
+        backbone: the model.
+        conversations: how many; conversation i has seed + i.
+        seed: the same for every policy that is to be compared.
+        gamma: discount for each response.
+        policy: name of the policy, for the conversations' record.
+    """
+    with backbone.sampling("policy") as model:
+        rollouts = collector.collect(model, conversations=conversations, seed=seed, policy=policy)
+    dropped = dict(rollouts.dropped)
+    known = [c for c in rollouts.conversations if c.outcome is not None]
+    if len(known) < len(rollouts.conversations):
+        dropped["truncated"] = len(rollouts.conversations) - len(known)
+    returns = [discounted_return(c, gamma) for c in known]
+    successes = sum(float(c.outcome or 0.0) > SUCCESS for c in known)
+    sampled = sum(len(turn.response_ids) for c in known for turn in c.turns)
+    return Validation(
+        success_rate=successes / max(1, len(known)),
+        success_rate_interval=success_interval(successes, len(known)),
+        mean_return=sum(returns) / max(1, len(known)),
+        mean_return_interval=mean_interval(returns),
+        conversations=len(known),
+        turns=sum(len(c.turns) for c in known) / max(1, len(known)),
+        tokens=sampled / max(1, len(known)),
+        dropped=dropped,
+        returns=returns,
+        samples=known,
+    )
+
+
+def discounted_return(conversation: Conversation, gamma: float) -> float:
+    """sum_i gamma^i r_{i+1} over the conversation's responses."""
+    return float(sum(gamma**i * reward for i, reward in enumerate(conversation.rewards)))

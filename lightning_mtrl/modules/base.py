@@ -1,0 +1,98 @@
+"""What the three trained modules share: a role on the backbone, its optimizer, and scored tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from lightning import LightningModule
+from torch import Tensor, nn
+
+from lightning_mtrl.batch import TokenBatch
+from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.models.logprobs import token_logprobs
+
+
+class RoleModule(LightningModule):
+    """A LightningModule that trains one role of a shared backbone.
+
+    It owns the role's weights and its own heads; the base and the other roles are only borrowed.
+
+    Args:
+        backbone: the shared model.
+        role: name of the role; created fresh (equal to the base) if the backbone lacks it.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
+    """
+
+    def __init__(self, backbone: Backbone, role: str, learning_rate: float, weight_decay: float = 0.0) -> None:
+        super().__init__()
+        if learning_rate < 0:
+            raise ValueError(f"learning_rate must be >= 0, got {learning_rate}")
+        self.backbone = backbone
+        self.role = role
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        if role not in backbone.roles:
+            backbone.add_role(role)
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """Trainable weights: the role's and the heads'."""
+        heads = [p for name, p in self.named_parameters() if not name.startswith("backbone.")]
+        return [p for p in [*self.backbone.parameters_of(self.role), *heads] if p.requires_grad]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW over the module's own weights."""
+        return torch.optim.AdamW(self.own_parameters(), lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    def state(self) -> dict[str, Tensor]:
+        """The module's own weights, on the CPU."""
+        heads = {
+            f"head.{name}": value.detach().cpu().clone()
+            for name, value in self.state_dict().items()
+            if not name.startswith("backbone.")
+        }
+        return {**self.backbone.state_of(self.role), **heads}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put weights from `state` back.
+
+        Raises:
+            UserError: if they were made for another base.
+        """
+        heads = {name.removeprefix("head."): w for name, w in state.items() if name.startswith("head.")}
+        self.backbone.load_state_of(self.role, {n: w for n, w in state.items() if not n.startswith("head.")})
+        self.load_state_dict(heads, strict=False)
+
+    def hidden(self, batch: TokenBatch, layer: int | None = None) -> Float[Tensor, "B T H"]:
+        """Hidden states of this role for a batch."""
+        return self.backbone.hidden(self.role, batch.input_ids, batch.attention_mask, batch.position_ids, layer)
+
+    def log_metrics(self, values: dict[str, Any]) -> None:
+        """Log numbers under this module's name; in a plain Trainer as in the loop."""
+        for name, value in values.items():
+            self.log(f"{self.role}/{name}", value, batch_size=1)
+
+
+def at_predecessor(hidden: Float[Tensor, "B T H"], batch: TokenBatch) -> Float[Tensor, "N H"]:
+    """Hidden states that predict the sampled tokens, in the order of `batch.response_mask`'s true places."""
+    rows, columns = batch.response_mask.nonzero(as_tuple=True)
+    return hidden[rows, batch.predecessor[rows, columns]]
+
+
+def scored_tokens(
+    backbone: Backbone, role: str, hidden: Float[Tensor, "B T H"], batch: TokenBatch
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """Log-probability and entropy in nats of every sampled token; 0 elsewhere.
+
+    Only positions that predict a sampled token meet the output head.
+    """
+    targets = batch.input_ids[batch.response_mask]
+    logprobs, entropy = token_logprobs(backbone.logit_head(role), at_predecessor(hidden, batch), targets)
+    return scatter_to_tokens(logprobs, batch), scatter_to_tokens(entropy, batch)
+
+
+def scatter_to_tokens(values: Float[Tensor, " N"], batch: TokenBatch) -> Float[Tensor, "B T"]:
+    """Put one number a sampled token back into the batch's shape; 0 elsewhere."""
+    return values.new_zeros(batch.input_ids.shape).masked_scatter(batch.response_mask, values)

@@ -1,0 +1,100 @@
+"""The policy: token-level improvement against given advantages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lightning_mtrl import objectives
+from lightning_mtrl.batch import ImprovementBatch, TokenBatch
+from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.modules.base import RoleModule, scored_tokens
+
+
+@dataclass(frozen=True)
+class KLTerm:
+    """The KL penalty to the reference policy in the loss.
+
+    Attributes:
+        coef: weight of the penalty; 0 for none.
+        estimator: per-token estimator, "k1", "k2" or "k3".
+        direction: "reverse" is KL(policy || reference), as in RLHF; "forward" is KL(reference || policy).
+    """
+
+    coef: float = 0.0
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    direction: Literal["reverse", "forward"] = "reverse"
+
+
+class Policy(RoleModule):
+    """A language model trained by clipped policy gradients on responses.
+
+    It does not compute advantages; whoever fills an `ImprovementBatch` does.
+
+    Args:
+        backbone: the shared model.
+        clip_range: half-width of the allowed probability ratio of a token.
+        kl: penalty to the reference policy in the loss.
+        entropy_coef: weight of the entropy bonus, in reward per nat.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
+        role: name of the adapter.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        clip_range: float = 0.2,
+        kl: KLTerm | None = None,
+        entropy_coef: float = 0.0,
+        learning_rate: float = 1e-5,
+        weight_decay: float = 0.0,
+        role: str = "policy",
+    ) -> None:
+        super().__init__(backbone, role, learning_rate, weight_decay)
+        self.clip_range = clip_range
+        self.kl = kl or KLTerm()
+        self.kl_coef = self.kl.coef
+        self.entropy_coef = entropy_coef
+
+    def forward(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """Log-probability and entropy in nats of each sampled token; 0 elsewhere."""
+        return scored_tokens(self.backbone, self.role, self.hidden(batch), batch)
+
+    def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
+        """Clipped surrogate plus KL penalty minus entropy bonus, summed with `batch.loss_weights`.
+
+        Source: Schulman et al. 2017 (arXiv:1707.06347), Eq. 7.
+        """
+        logprobs, entropy = self(batch)
+        surrogate = objectives.clipped_policy_loss(
+            logprobs, batch.behaviour_logprobs, batch.advantages, batch.response_mask, self.clip_range
+        )
+        kl = objectives.kl_penalty(logprobs, batch.reference_logprobs, self.kl.estimator, self.kl.direction)
+        losses = surrogate + self.kl_coef * kl - self.entropy_coef * entropy
+        loss = self._weighted(losses, batch)
+        self._log(loss, logprobs, kl, entropy, batch)
+        return loss
+
+    def _weighted(self, values: Float[Tensor, "B T"], batch: ImprovementBatch) -> Float[Tensor, ""]:
+        return torch.where(batch.response_mask, batch.loss_weights * values, 0.0).sum()
+
+    @torch.no_grad()
+    def _log(self, loss: Tensor, logprobs: Tensor, kl: Tensor, entropy: Tensor, batch: ImprovementBatch) -> None:
+        share = self._weighted(torch.ones_like(logprobs), batch).clamp(min=1e-12)
+        ratio = (logprobs - batch.behaviour_logprobs).exp()
+        clipped = ((ratio - 1).abs() > self.clip_range).float()
+        self.log_metrics(
+            {
+                "loss": loss,
+                "ratio": self._weighted(ratio, batch) / share,
+                "ratio_deviation": torch.where(batch.response_mask, (ratio - 1).abs(), 0.0).max(),
+                "clip_fraction": self._weighted(clipped, batch) / share,
+                f"kl_{self.kl.estimator}_{self.kl.direction}": self._weighted(kl, batch) / share,
+                "entropy": self._weighted(entropy, batch) / share,
+            }
+        )

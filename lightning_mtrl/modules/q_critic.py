@@ -1,0 +1,92 @@
+"""The multi-turn Q-critic: the expected return of a response in a state."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lightning_mtrl import objectives
+from lightning_mtrl.batch import ConversationBatch, TokenBatch
+from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.modules.base import RoleModule
+from lightning_mtrl.modules.q_losses import QLoss, q_loss
+
+
+class QCritic(RoleModule):
+    """Q(s, a) for every response of a conversation, in one forward pass.
+
+    It is not a token-level value function: there is one number for each response. Causal attention makes
+    the pass over a whole conversation equal to one pass for each prefix.
+
+    Args:
+        backbone: the shared model; the critic's role starts as the base, not as the policy.
+        loss: "bce" for returns in [0, 1], "mse", or "hl_gauss".
+        gamma: discount for each response, in (0, 1].
+        td_lambda: 1 for Monte Carlo returns; less mixes in the critic's own next values (SARSA(lambda)).
+        read: where the head reads: "header" is the last token of the glue after the response, where a
+            pretrained model already predicts the reaction; "end" is the response's last token.
+        layer: hidden layer that the head reads, 1 being the first; None for the last.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
+        role: name of the adapter.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        loss: str | QLoss = "bce",
+        gamma: float = 0.95,
+        td_lambda: float = 1.0,
+        read: Literal["header", "end"] = "header",
+        layer: int | None = None,
+        learning_rate: float = 1e-4,
+        weight_decay: float = 0.01,
+        role: str = "critic",
+    ) -> None:
+        super().__init__(backbone, role, learning_rate, weight_decay)
+        self.objective = q_loss(loss) if isinstance(loss, str) else loss
+        self.gamma, self.td_lambda, self.read, self.layer = gamma, td_lambda, read, layer
+        self.norm = nn.LayerNorm(backbone.hidden_size)
+        self.head = nn.Linear(backbone.hidden_size, self.objective.outputs)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, batch: TokenBatch) -> Float[Tensor, "B K O"]:
+        """Raw outputs of the head for each response of a batch that has `turn_read` and `turn_end`."""
+        hidden = self.hidden(batch, self.layer)
+        places: Tensor = getattr(batch, "turn_read" if self.read == "header" else "turn_end")
+        read = hidden.gather(1, places[..., None].expand(-1, -1, hidden.size(-1)))
+        raw: Tensor = self.head(self.norm(read.float()))
+        return raw
+
+    def values(self, batch: TokenBatch) -> Float[Tensor, "B K"]:
+        """Predicted return of each response, in units of reward; no gradient."""
+        with torch.no_grad():
+            return self.objective.values(self(batch))
+
+    def targets(self, batch: ConversationBatch, values: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+        """Regression targets of each turn.
+
+        G_i = sum_j gamma^j r_{i+j+1} (Iterative PPO, arXiv:2511.21638, section 3) for `td_lambda` 1; for
+        less, the lambda-return of SARSA with `values` as the next turns' Q.
+        """
+        return objectives.lambda_returns(batch.turn_rewards, values, batch.turn_mask, self.gamma, self.td_lambda)
+
+    def training_step(self, batch: ConversationBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
+        """Mean loss over the (state, response) pairs of the batch; every turn weighs the same."""
+        loss = self._loss(batch)
+        self.log_metrics({"q_loss": loss.detach()})
+        return loss
+
+    def validation_step(self, batch: ConversationBatch, batch_idx: int = 0) -> None:
+        """The same loss on held-out conversations."""
+        self.log_metrics({"validation_q_loss": self._loss(batch)})
+
+    def _loss(self, batch: ConversationBatch) -> Float[Tensor, ""]:
+        raw = self(batch)
+        targets = self.targets(batch, self.objective.values(raw.detach()))
+        losses = self.objective.loss(raw.flatten(0, 1), targets.flatten().to(raw.dtype))
+        return (batch.turn_weights.flatten() * losses).sum()

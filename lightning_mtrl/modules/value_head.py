@@ -1,0 +1,69 @@
+"""The token-level value head of PPO: the expected reward of a response that is partly written."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lightning_mtrl import objectives
+from lightning_mtrl.batch import ImprovementBatch, TokenBatch
+from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.modules.base import RoleModule, at_predecessor, scatter_to_tokens
+
+
+class ValueHead(RoleModule):
+    """V(state, tokens so far) at every sampled token, before it is sampled.
+
+    It is not the multi-turn value of a state; it is the baseline of a single-turn problem.
+
+    Args:
+        backbone: the shared model.
+        role: whose hidden states to read. Its own role ("value") is trained with the head; another
+            module's role is only read, without a second backward pass.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
+        clip_range: half-width of the clipped value loss, in units of reward; None for no clipping.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        role: str = "value",
+        learning_rate: float = 1e-4,
+        weight_decay: float = 0.0,
+        clip_range: float | None = 0.2,
+    ) -> None:
+        self_trained = role not in backbone.roles
+        super().__init__(backbone, role, learning_rate, weight_decay)
+        self.self_trained = self_trained
+        self.clip_range = clip_range
+        self.head = nn.Linear(backbone.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """The head, and the adapter when it is the head's own."""
+        return super().own_parameters() if self.self_trained else list(self.head.parameters())
+
+    def state(self) -> dict[str, Tensor]:
+        """The head's weights, and the adapter's when it is the head's own."""
+        return {n: w for n, w in super().state().items() if self.self_trained or n.startswith("head.")}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Put weights from `state` back."""
+        borrowed = {} if self.self_trained else self.backbone.state_of(self.role)
+        super().load_state({**borrowed, **state})
+
+    def forward(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        """Value at each sampled token, 0 elsewhere."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.self_trained):
+            hidden = self.hidden(batch)
+        return scatter_to_tokens(self.head(at_predecessor(hidden, batch).float()).squeeze(-1), batch)
+
+    def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
+        """Clipped squared error against the returns, weighted like the policy's loss."""
+        losses = objectives.value_loss(self(batch), batch.values, batch.returns, self.clip_range)
+        loss = torch.where(batch.response_mask, batch.loss_weights * losses, 0.0).sum()
+        self.log("value/loss", loss.detach(), batch_size=1)
+        return loss
