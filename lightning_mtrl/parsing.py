@@ -152,7 +152,7 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 
 
 def _in_file(parser: ArgumentParser, arguments: Sequence[str]) -> str | None:
-    for file in config_files(arguments):
+    for file in filter(None, option_values(arguments, "--config")):
         if not Path(file).is_file():
             return f"--config {file}: there is no such file. Check the path."
         try:
@@ -166,13 +166,10 @@ def _told(error: ArgumentError, parser: ArgumentParser) -> str:
     return _missing_class(str(error)) or readable(error, parser)
 
 
-def config_files(arguments: Sequence[str]) -> list[str]:
-    """The files that --config names, in order."""
+def option_values(arguments: Sequence[str], option: str) -> list[str]:
+    """The values that an option such as "--config" is given, in order."""
     followed = zip(arguments, [*arguments, ""][1:], strict=True)
-    named = [
-        a.partition("=")[2] or following for a, following in followed if a.partition("=")[0] == "--config"
-    ]
-    return [file for file in named if file]
+    return [a.partition("=")[2] or following for a, following in followed if a.partition("=")[0] == option]
 
 
 def _run_parser(
@@ -270,7 +267,7 @@ def _instantiate(key: str, values: Namespace) -> Any:
 
 
 def _name(arguments: Sequence[str], config: RunConfig) -> str:
-    files = config_files(arguments)
+    files = option_values(arguments, "--config")
     if not files:
         classes = (config.algorithm.class_path, config.environment.class_path)
         return "-".join(path.rpartition(".")[2] for path in classes)

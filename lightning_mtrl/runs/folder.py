@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import shutil
 from pathlib import Path
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.runs.atomic import tidy, write_text
 
 DEFAULT_PARENT = Path("runs")
-# Processes that the first one starts, on this machine, learn the run's folder from here.
-_SHARED = "LIGHTNING_MTRL_RUN_DIR"
-_RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
 
 
 class RunFolder:
@@ -32,28 +28,16 @@ class RunFolder:
     def create(cls, config: str, run_dir: Path | str | None = None, name: str = "run") -> RunFolder:
         """Make the folder of a new run and write its configuration.
 
-        Of several processes only the first writes. Processes that Fabric starts from the first one get its
-        folder; processes that torchrun or SLURM start need `run_dir`, since they cannot agree on a name.
-
         Args:
             config: text of config.yaml, the resolved configuration.
             run_dir: the folder; None means runs/NAME, or runs/NAME-2 and so on where that exists.
             name: NAME.
 
         Raises:
-            UserError: if `run_dir` is given and not empty, or is missing where it is needed.
+            UserError: if `run_dir` is given and is not an empty or a new folder.
         """
-        if _rank(os.environ) > 0:
-            return cls(_known_folder(run_dir))
-        if run_dir is None and _started_by_others(os.environ):
-            raise UserError(
-                "run_dir is null, but several processes share this run and cannot agree on a name. "
-                f"Pass --run_dir, such as --run_dir {DEFAULT_PARENT / name}."
-            )
-        path = _claimed(Path(run_dir)) if run_dir is not None else _unique(DEFAULT_PARENT / name)
-        folder = cls(path)
+        folder = cls(_unique(DEFAULT_PARENT / name) if run_dir is None else _claimed(Path(run_dir)))
         write_text(folder.config, config)
-        folder.share()
         return folder
 
     @classmethod
@@ -71,14 +55,12 @@ class RunFolder:
                 f"{path} is not a run: it has no {folder.config.name}, which `fit` writes first. "
                 + _existing_runs()
             )
-        if _rank(os.environ) == 0:
-            tidy(folder.path)
-            folder.share()
+        tidy(folder.path)
         return folder
 
-    def share(self) -> None:
-        """Let processes that this one starts know the folder."""
-        os.environ[_SHARED] = str(self.path.resolve())
+    def discard(self) -> None:
+        """Remove the folder of a run that could not begin, so that its name is free again."""
+        shutil.rmtree(self.path)
 
     @property
     def config(self) -> Path:
@@ -121,22 +103,6 @@ def version_name(iteration: int) -> str:
     'iteration-0003'
     """
     return f"iteration-{iteration:04d}"
-
-
-def _rank(environment: Mapping[str, str]) -> int:
-    return max((int(environment[name]) for name in _RANKS if environment.get(name, "").isdigit()), default=0)
-
-
-def _started_by_others(environment: Mapping[str, str]) -> bool:
-    sizes = (environment.get(name, "1") for name in ("WORLD_SIZE", "SLURM_NTASKS"))
-    return any(size.isdigit() and int(size) > 1 for size in sizes)
-
-
-def _known_folder(run_dir: Path | str | None) -> Path:
-    known = run_dir if run_dir is not None else os.environ.get(_SHARED)
-    if known is None:
-        raise UserError("run_dir is null, but several processes share this run. Pass --run_dir.")
-    return Path(known)
 
 
 def _claimed(path: Path) -> Path:

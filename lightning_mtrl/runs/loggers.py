@@ -14,8 +14,8 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.fabric.loggers import Logger, TensorBoardLogger
-from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.fabric.loggers.logger import Logger
+from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from torch import Tensor
 
 from lightning_mtrl.runs.atomic import write_text
@@ -69,8 +69,7 @@ class CsvLogger(Logger):
     def __init__(self, file: Path, clock: Clock) -> None:
         self._file = file
         self._clock = clock
-        if rank_zero_only.rank == 0:
-            keep_rows_before(file, clock.iteration)
+        keep_rows_before(file, clock.iteration)
 
     @property
     def name(self) -> str:
@@ -84,14 +83,12 @@ class CsvLogger(Logger):
     def root_dir(self) -> str:
         return str(self._file.parent)
 
-    @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float | Tensor], step: int | None = None) -> None:
         place = (self._clock.iteration, self._clock.step if step is None else step)
         # One write for each call, so that a killed process leaves at most one row cut off, at the end.
         with self._file.open("a", encoding="utf-8", newline="") as file:
             file.write(_lines([(*place, name, float(value)) for name, value in metrics.items()]))
 
-    @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Nothing: config.yaml has them."""
 
@@ -114,8 +111,6 @@ def _lines(rows: Sequence[Sequence[object]]) -> str:
 
 class RunLog:
     """All that a run shows besides its summary: numbers, texts, figures, histograms.
-
-    Only the first process writes; the others may call everything.
 
     Args:
         folder: of the run.

@@ -1,0 +1,66 @@
+"""Train a policy: collect, evaluate, improve, until Q has converged.
+
+A new run takes its configuration from --config files and options. With --resume it takes that of the run
+and goes on from its newest checkpoint; only loop.* and fabric.* can then change, as to add iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jsonargparse import ArgumentParser
+
+from lightning_mtrl.config import RunConfig
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.parsing import load_config, option_values, parse_run, to_yaml
+from lightning_mtrl.runs.atomic import write_text
+from lightning_mtrl.runs.folder import RunFolder
+
+_CHANGEABLE = ("loop", "fabric")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command; `arguments` are those after its name."""
+    resumed = option_values(arguments, "--resume")
+    folder = RunFolder.open(resumed[-1]) if resumed else None
+    if folder is not None:
+        arguments = [f"--config={folder.config}", *arguments]
+    parsed = parse_run("fit", __doc__ or "", arguments, _add_options)
+    if folder is not None:
+        _resume(parsed.config, folder)
+    else:
+        _start(parsed.config, parsed.name)
+
+
+def _add_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--resume", type=str | None, help="folder of a run to go on with")
+
+
+def _start(config: RunConfig, name: str) -> None:
+    # A run that is repeated from its config.yaml gets a folder of its own.
+    folder = RunFolder.create(to_yaml(replace(config, run_dir=None)), config.run_dir, name)
+    print(f"Run folder: {folder.path}", flush=True)
+    from lightning_mtrl.loop import PolicyIterationLoop
+
+    try:
+        loop = PolicyIterationLoop(config, folder)
+    except BaseException:
+        folder.discard()
+        raise
+    loop.run()
+
+
+def _resume(config: RunConfig, folder: RunFolder) -> None:
+    kept = load_config(folder.config)
+    for name in RunConfig.__dataclass_fields__:
+        if name not in _CHANGEABLE and getattr(config, name) != getattr(kept, name):
+            raise UserError(
+                f"{name} differs from that of the run {folder.path}, but only {' and '.join(_CHANGEABLE)} can "
+                f"change when a run is resumed. Leave it out, or start a new run without --resume."
+            )
+    write_text(folder.config, to_yaml(config))
+    print(f"Run folder: {folder.path} (resumed)", flush=True)
+    from lightning_mtrl.loop import PolicyIterationLoop
+
+    PolicyIterationLoop(config, folder).run()
