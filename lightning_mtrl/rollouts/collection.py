@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from torch import nn
 
@@ -71,23 +71,28 @@ class Collection:
         self._chat = terms.chat
         self._progress = progress
         self._waiting = waiting
-        rows = min(terms.rows, len(waiting))
-        self._engine = ConversationEngine(
-            model,
-            rows=rows,
-            context_length=terms.context_length,
-            end_ids=self._chat.end_ids,
-            sampling=terms.sampling,
-            pad_id=self._chat.pad_id,
-        )
+        self._model = model
+        self._rows = min(terms.rows, len(waiting))
         # A response, and the header behind it at which a critic reads: room that every turn needs.
         self._room = terms.sampling.max_response_tokens + len(self._chat.header_ids) + 1
-        self._free = list(range(rows))
+        self._free = list(range(self._rows))
         self._talking: dict[int, Ongoing] = {}
         self._done: dict[int, Conversation] = {}
         self._dropped: Counter[str] = Counter()
         self._error: Exception | None = None
         self._sampled_any = False
+
+    @cached_property
+    def _engine(self) -> ConversationEngine:
+        # Made when the first prompts are known to fit, so that a wrong length costs no forward.
+        return ConversationEngine(
+            self._model,
+            rows=self._rows,
+            context_length=self._terms.context_length,
+            end_ids=self._chat.end_ids,
+            sampling=self._terms.sampling,
+            pad_id=self._chat.pad_id,
+        )
 
     def run(self) -> None:
         """Admit, respond, let the environments answer; until nobody is left."""

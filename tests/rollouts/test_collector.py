@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lightning_mtrl.conversation import Conversation, Message
+from lightning_mtrl.environments.protocol import Environment, Observation, Transition
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.collector import Collector
+from lightning_mtrl.rollouts.progress import CollectionProgress
+from lightning_mtrl.rollouts.sampling import SamplingConfig
+
+PAD, END, USER, BOT, SYSTEM = range(5)
+
+
+class NumberChat:
+    """Texts are numbers, each its own token; every message is a marker, numbers, and the end."""
+
+    pad_id = PAD
+    end_ids = (END,)
+    header_ids = (USER,)
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        marker = {"system": SYSTEM, "user": USER}
+        ids: list[int] = []
+        for message in messages:
+            ids += [marker[message.role], *(int(n) for n in message.content.split()), END]
+        return [*ids, BOT]
+
+    def observation_ids(self, text: str, *, finished: bool = True, last: bool = False) -> list[int]:
+        said = [USER, *(int(n) for n in text.split()), END] if text else []
+        return [*([] if finished else [END]), *said, *([] if last else [BOT])]
+
+    def response_text(self, ids: Sequence[int]) -> str | None:
+        return " ".join(str(i) for i in ids if i != END) or None
+
+
+class Dialogue:
+    """Ends after some turns that depend on the seed; echoes the length of the response."""
+
+    def __init__(self, turns: int = 0, system: str | None = None) -> None:
+        self.turns = turns
+        self.system = system
+
+    def reset(self, seed: int) -> Observation:
+        self.left = self.turns or 1 + seed % 4
+        return Observation(f"{10 + seed % 9} 9", system=self.system, info={"seed": seed})
+
+    def step(self, response: str | None) -> Transition:
+        self.left -= 1
+        size = len((response or "").split())
+        ended = self.left == 0
+        info = {"sent": "7", "reply": "8", "disposition": "edited", "size": size}
+        return Transition(f"{5 + size} 6", reward=0.25, terminated=ended, info=info)
+
+
+def _model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=30,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def _collector(environment: Environment, **settings: Any) -> Collector:
+    sampling = SamplingConfig(**{"max_response_tokens": 5, **settings.pop("sampling", {})})
+    settings = {"context_length": 120, "max_turns": 6, "show_progress": False, **settings}
+    return Collector(environment, NumberChat(), sampling=sampling, **settings)
+
+
+def _said(conversations: list[Conversation]) -> list[Any]:
+    return [
+        (c.id, c.seed, c.prompt_ids, [(t.response_ids, t.observation_ids) for t in c.turns])
+        for c in conversations
+    ]
+
+
+def test_equal_seeds_give_equal_bytes_and_other_seeds_other_conversations() -> None:
+    collector, model = _collector(Dialogue(), rows=7), _model()
+    runs = [collector.collect(model, conversations=30, seed=s, policy="p").conversations for s in (3, 3, 4)]
+    first, again, other = (json.dumps([c.to_json() for c in run]) for run in runs)
+    assert first == again
+    assert first != other
+
+
+def test_what_is_said_does_not_depend_on_the_number_of_rows() -> None:
+    model = _model()
+    runs = [
+        _collector(Dialogue(), rows=rows).collect(model, conversations=40, seed=1, policy="p").conversations
+        for rows in (1, 6, 256)
+    ]
+    assert _said(runs[0]) == _said(runs[1]) == _said(runs[2])
+    assert [c.id for c in runs[1]] == [f"p-{i:05d}" for i in range(40)]
+    assert {len(c.turns) for c in runs[1]} == {1, 2, 3, 4}
+
+
+def test_two_halves_are_the_whole() -> None:
+    collector, model = _collector(Dialogue(), rows=4, group_size=2), _model()
+    whole = collector.collect(model, conversations=12, seed=1, policy="p").conversations
+    halves = [collector.collect(model, conversations=6, seed=1, policy="p", first=i) for i in (0, 6)]
+    assert _said(whole) == _said(halves[0].conversations + halves[1].conversations)
+
+
+def test_kept_logprobs_are_those_of_one_plain_forward_over_the_conversation() -> None:
+    model = _model()
+    settings = {"temperature": 0.7, "top_p": 0.9}
+    collector = _collector(Dialogue(), rows=5, sampling=settings, explore_share=0.5, explore_temperature=3.0)
+    rollouts = collector.collect(model, conversations=20, seed=2, policy="p")
+    assert rollouts.tokens == sum(len(t.response_ids) for c in rollouts.conversations for t in c.turns)
+    for c in rollouts.conversations:
+        ids = c.token_ids()
+        with torch.no_grad():
+            logprobs = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        position = len(c.prompt_ids)
+        for turn in c.turns:
+            right = [float(logprobs[position + i - 1, token]) for i, token in enumerate(turn.response_ids)]
+            assert turn.behaviour_logprobs == pytest.approx(right, abs=1e-4)
+            position += len(turn.response_ids) + len(turn.observation_ids)
+        assert position == len(ids)
+
+
+def test_a_group_shares_the_start_and_not_the_sampling() -> None:
+    collector = _collector(Dialogue(), rows=5, group_size=4)
+    conversations = collector.collect(_model(), conversations=12, seed=0, policy="p").conversations
+    for group in range(3):
+        members = conversations[4 * group : 4 * group + 4]
+        assert {c.group for c in members} == {group}
+        assert len({(c.seed, c.prompt_ids) for c in members}) == 1
+        assert len({c.turns[0].response_ids for c in members}) > 1
+    assert len({c.seed for c in conversations}) == 3
+
+
+def test_facts_of_the_environment_are_kept_where_they_belong() -> None:
+    conversation = (
+        _collector(Dialogue(2)).collect(_model(), conversations=1, seed=0, policy="p").conversations[0]
+    )
+    turn = conversation.turns[0]
+    assert (turn.sent, turn.reply, turn.disposition) == ("7", "8", "edited")
+    assert dict(turn.info) == {"size": len((turn.response or "").split())}
+    assert conversation.metadata == {"facts": {"seed": conversation.seed}}
+    assert (conversation.outcome, conversation.terminated, conversation.truncated) == (0.5, True, False)
+    assert conversation.prompt == (Message("user", conversation.prompt[0].content),)
+
+
+class Ending(Dialogue):
+    """Ends at the second turn in the way that is asked for."""
+
+    def __init__(self, **last: Any) -> None:
+        super().__init__(99)
+        self.last = last
+
+    def step(self, response: str | None) -> Transition:
+        step = super().step(response)
+        return replace(step, **self.last) if self.left == 97 else step
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome", "terminated", "turns"),
+    [
+        ({"terminated": True}, 0.5, True, 2),
+        ({"terminated": True, "info": {"outcome": 0.125}}, 0.125, True, 2),
+        ({"truncated": True}, None, False, 2),
+        ({"truncated": True, "info": {"outcome": 0.75}}, 0.75, False, 2),
+        ({}, None, False, 6),
+    ],
+)
+def test_an_outcome_is_given_or_summed_and_unknown_after_a_limit(
+    last: dict[str, Any], outcome: float | None, terminated: bool, turns: int
+) -> None:
+    rollouts = _collector(Ending(**last)).collect(_model(), conversations=3, seed=0, policy="p")
+    assert rollouts.truncated == 3 * (not terminated)
+    for c in rollouts.conversations:
+        assert (c.outcome, c.terminated, c.truncated, len(c.turns)) == (
+            outcome,
+            terminated,
+            not terminated,
+            turns,
+        )
+        assert c.turns[-1].observation_ids[-1:] != (BOT,)
+        assert all(turn.observation_ids[-1] == BOT for turn in c.turns[:-1])
+
+
+class Failing(Dialogue):
+    """Fails for some seeds, at the start or in the middle, in several ways."""
+
+    def reset(self, seed: int) -> Observation:
+        self.kind = seed % 6
+        if self.kind == 0:
+            raise TimeoutError("no answer\nafter 3 tries")
+        return super().reset(seed)
+
+    def step(self, response: str | None) -> Transition:
+        step = super().step(response)
+        if self.kind == 1:
+            raise RuntimeError
+        if self.kind == 2:
+            return replace(step, reward=math.nan)
+        if self.kind == 3:
+            return replace(step, terminated=True, info={"outcome": None})
+        return step
+
+
+def test_a_conversation_whose_environment_fails_is_dropped_and_counted_by_cause() -> None:
+    model = _model()
+    right = _collector(Dialogue(), rows=4).collect(model, conversations=60, seed=0, policy="p").conversations
+    kinds = Counter(c.seed % 6 for c in right)
+    rollouts = _collector(Failing(), rows=4).collect(model, conversations=60, seed=0, policy="p")
+    assert rollouts.dropped == {
+        "TimeoutError: no answer": kinds[0],
+        "RuntimeError": kinds[1],
+        "reward is not a finite number": kinds[2],
+        "no outcome": kinds[3],
+    }
+    assert min(kinds[kind] for kind in range(6)) > 0
+    assert _said(rollouts.conversations) == _said([c for c in right if c.seed % 6 > 3])
+    assert all(c.outcome == 0.25 * len(c.turns) for c in rollouts.conversations)
+
+
+def test_when_all_fail_one_message_says_why() -> None:
+    class Broken(Dialogue):
+        def step(self, response: str | None) -> Transition:
+            raise ConnectionError("refused")
+
+    with pytest.raises(
+        UserError, match=r"every conversation failed.*ConnectionError: refused \(5 times\)"
+    ) as info:
+        _collector(Broken()).collect(_model(), conversations=5, seed=0, policy="p")
+    assert isinstance(info.value.__cause__, ConnectionError)
+
+
+def test_a_conversation_that_might_outgrow_the_context_is_truncated_before_the_turn() -> None:
+    collector = _collector(Dialogue(50), context_length=40, max_turns=50)
+    rollouts = collector.collect(_model(), conversations=30, seed=0, policy="p")
+    assert rollouts.truncated == 30
+    for c in rollouts.conversations:
+        assert c.truncated
+        assert c.outcome is None
+        assert len(c.turns) >= 2
+        assert len(c.token_ids()) <= 40
+        assert all(t.response_ids[-1] == END or len(t.response_ids) == 5 for t in c.turns)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_before_anything_is_sampled() -> None:
+    model = _model()
+    collector = _collector(Dialogue(), context_length=11)
+    model.register_forward_hook(lambda *_: pytest.fail("the model was used"))
+    with pytest.raises(UserError, match=r"context_length is 11.*5 tokens.*at least 12 was expected"):
+        collector.collect(model, conversations=4, seed=0, policy="p")
+
+
+class Meeting(Dialogue):
+    """Each step waits until all conversations of the turn have come."""
+
+    expected = 5
+    arrived = 0
+    most = 0
+
+    async def step(self, response: str | None) -> Transition:  # type: ignore[override]
+        Meeting.arrived += 1
+        Meeting.most = max(Meeting.most, Meeting.arrived)
+        async with asyncio.timeout(5):
+            while Meeting.most < self.expected:
+                await asyncio.sleep(0)
+        Meeting.arrived -= 1
+        if "9" in (response or "").split():
+            raise ValueError("nine")
+        return super().step(response)
+
+
+def test_coroutines_of_a_turn_are_awaited_together_also_inside_a_running_loop() -> None:
+    model = _model()
+    collector = _collector(Meeting(3), rows=5)
+
+    def collect() -> Any:
+        Meeting.arrived = Meeting.most = 0
+        return collector.collect(model, conversations=15, seed=0, policy="p")
+
+    async def in_a_notebook() -> Any:
+        return collect()
+
+    outside, inside = collect(), asyncio.run(in_a_notebook())
+    assert _said(outside.conversations) == _said(inside.conversations)
+    assert outside.dropped == inside.dropped
+    assert outside.dropped["ValueError: nine"] + len(outside.conversations) == 15
+    nines = [t for c in outside.conversations for t in c.turns if 9 in t.response_ids]
+    assert not nines
+
+
+def test_one_uniformly_chosen_turn_is_explored_in_the_given_share() -> None:
+    collector = _collector(Dialogue(4), max_turns=4, explore_share=0.5, explore_temperature=9.0)
+    collected = collector.collect(_model(), conversations=400, seed=0, policy="p").conversations
+    explored = [[t.explored for t in c.turns] for c in collected]
+    assert {sum(turns) for turns in explored} == {0, 1}
+    places = Counter(turns.index(True) for turns in explored if any(turns))
+    # Five standard deviations of a binomial: a false alarm about once in 10^6.
+    assert abs(sum(places.values()) - 200) < 50
+    assert all(abs(places[k] - 50) < 33 for k in range(4))
+
+
+def test_only_the_explored_turn_leaves_the_greedy_path() -> None:
+    settings: dict[str, Any] = {"max_turns": 4, "sampling": {"temperature": 0.0}}
+    model = _model()
+    greedy = _collector(Dialogue(4), **settings).collect(model, conversations=40, seed=0, policy="p")
+    mixed = _collector(Dialogue(4), **settings, explore_share=1.0, explore_temperature=5.0).collect(
+        model, conversations=40, seed=0, policy="p"
+    )
+    left = 0
+    for usual, other in zip(greedy.conversations, mixed.conversations, strict=True):
+        first = [t.explored for t in other.turns].index(True)
+        before = [t.response_ids for t in other.turns[:first]]
+        assert before == [t.response_ids for t in usual.turns[:first]]
+        left += usual.turns[first].response_ids != other.turns[first].response_ids
+    assert left > 30
+
+
+def test_a_persona_is_appended_to_the_system_message_of_its_whole_group() -> None:
+    settings: dict[str, Any] = {"personas": ("21", "22 23"), "persona_share": 0.6, "group_size": 2}
+    collector = _collector(Dialogue(system="20"), **settings)
+    collected = collector.collect(_model(), conversations=60, seed=0, policy="p").conversations
+    worn = [c.metadata.get("persona") for c in collected]
+    assert set(worn) == {None, "21", "22 23"}
+    assert worn[::2] == worn[1::2]
+    for c, persona in zip(collected, worn, strict=True):
+        system = "20" if persona is None else f"20\n\n{persona}"
+        assert c.prompt[0] == Message("system", system)
+        numbers = [int(n) for n in system.split()]
+        assert list(c.prompt_ids[: len(numbers) + 2]) == [SYSTEM, *numbers, END]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rows": 0}, "rows is 0"),
+        ({"group_size": 0}, "group_size is 0"),
+        ({"max_turns": 0}, "max_turns is 0"),
+        ({"context_length": 0}, "context_length is 0"),
+        ({"explore_share": 1.5}, r"explore_share is 1\.5"),
+        ({"explore_temperature": 0.0}, r"explore_temperature is 0\.0"),
+        ({"persona_share": 0.5}, r"personas is \(\)"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _collector(Dialogue(), **settings)
+
+
+@pytest.mark.parametrize(("conversations", "first"), [(0, 0), (5, 0), (4, 1)])
+def test_part_of_a_group_is_refused(conversations: int, first: int) -> None:
+    collector = _collector(Dialogue(), group_size=2)
+    with pytest.raises(UserError, match="multiple of group_size"):
+        collector.collect(_model(), conversations=conversations, seed=0, policy="p", first=first)
+
+
+@pytest.mark.parametrize(("shown", "lines"), [(True, 1), (False, 0)])
+def test_progress_is_one_line_where_the_output_is_no_terminal(shown: bool, lines: int) -> None:
+    written = io.StringIO()
+    with CollectionProgress("p", 3, shown, Console(file=written, width=200)) as progress:
+        progress.finish(1.0)
+        progress.finish(0.0)
+        progress.finish(None, dropped=True)
+    assert written.getvalue().count("\n") == lines
+    if lines:
+        assert "collect p: 3 conversations" in written.getvalue()
+        assert "mean outcome 0.500, 1 dropped" in written.getvalue()
+
+
+def test_progress_is_a_bar_on_a_terminal() -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=120, force_terminal=True)
+    with CollectionProgress("p", 2, True, console) as progress:
+        progress.finish(1.0)
+        progress.finish(0.0)
+    assert "2/2" in written.getvalue()
+    assert "mean outcome 0.500" in written.getvalue()
