@@ -102,6 +102,11 @@ class PackedLayer(CacheLayerMixin):
         for kept in self.storage:
             kept[: rows * times, :used] = kept[:rows, :used].repeat_interleave(times, dim=0)
 
+    def spread(self, row: int, last: int, used: int) -> None:
+        """Copy the first `used` slots of a row to all rows after it and before `last`."""
+        for kept in self.storage:
+            kept[row + 1 : last, :used] = kept[row, :used]
+
     def get_seq_length(self) -> int:
         """Slots that the current forward reads; asked only by models that were given no positions."""
         return self.placement.used
@@ -164,6 +169,11 @@ class PackedCache(Cache):
         """Turn the first rows a, b, ... into a, a, ..., b, b, ..."""
         for layer in self._filled():
             layer.repeat(rows, times, used)
+
+    def spread(self, row: int, last: int, used: int) -> None:
+        """Copy the first `used` slots of a row to all rows after it and before `last`."""
+        for layer in self._filled():
+            layer.spread(row, last, used)
 
     def _filled(self) -> list[PackedLayer]:
         return [layer for layer in self.packed if layer.is_initialized]

@@ -20,6 +20,8 @@ from lightning_mtrl.rollouts.cache import PackedCache
 
 VIEW_BUCKET = 8
 TOKENS_PER_FORWARD = 16384
+# Below this many tokens a forward of its own and the copies cost more than they save.
+SHARED_PREFIX = 16
 MASK_CELLS_PER_FORWARD = 2**25
 
 
@@ -111,8 +113,24 @@ class PackedMemory:
         holding = [self.length(row) > 0 for row in rows]
         totals = [self.length(row) + count for row, count in zip(rows, counts, strict=True)]
         self._cache.ensure(max(totals))
+        new_ids = self._share_prefix(holding.count(True), new_ids)
+        counts = [len(ids) for ids in new_ids]
         parts = _parts(counts, totals, holding)
         return torch.cat([self._prefill(first, new_ids[first:last]) for first, last in parts])
+
+    def _share_prefix(self, first: int, new_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Compute what all new rows (from place `first` on) begin with once; what is left to be read.
+
+        Conversations of one environment usually begin with the same system message.
+        """
+        fresh = [list(ids) for ids in new_ids[first:]]
+        shared = _common_length(fresh) if len(fresh) > 1 else 0
+        if shared < SHARED_PREFIX:
+            return new_ids
+        self._prefill(first, [fresh[0][:shared]])
+        self._cache.spread(first, len(new_ids), shared)
+        self._lengths[first : len(new_ids)] = shared
+        return [*new_ids[:first], *(ids[shared:] for ids in fresh)]
 
     def _prefill(self, first: int, new_ids: Sequence[Sequence[int]]) -> Tensor:
         """One ragged forward. Rows are padded at the left, so that the last column is the last token."""
@@ -213,6 +231,13 @@ class RecomputedMemory:
     def repeat(self, rows: int, times: int) -> None:
         copies = [list(ids) for ids in self._ids[:rows] for _ in range(times)]
         self._ids[: rows * times] = copies
+
+
+def _common_length(rows: Sequence[list[int]]) -> int:
+    """How many tokens all rows begin with, leaving at least one of each row."""
+    lowest, highest = min(rows), max(rows)  # what these two share, all in between share
+    limit = min(len(ids) for ids in rows) - 1
+    return next((i for i in range(limit) if lowest[i] != highest[i]), limit)
 
 
 def _parts(

@@ -181,6 +181,45 @@ def test_rows_grow_past_their_first_slots() -> None:
     assert engine.length(2) == len(held) == 8 * 21
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_what_new_conversations_begin_with_is_read_once(name: str) -> None:
+    model = _model(name)
+    engine = _engine(model, rows=6, temperature=0.0)
+    held = {row: _ids(4, row) for row in (0, 1)}
+    for row, response in zip(
+        (0, 1), engine.respond([0, 1], list(held.values()), [_numbers(0)] * 2), strict=True
+    ):
+        held[row] += response.ids
+    seen: list[int] = []
+    hook = model.get_input_embeddings().register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].numel())
+    )
+    system = _ids(40, 99)
+    new = {
+        1: _ids(3, 7),
+        2: system,
+        3: [*system, 9],
+        4: [*system, *_ids(5, 8)],
+        5: [*system[:30], *_ids(9, 1)],
+    }
+    responses = engine.respond(list(new), list(new.values()), [_numbers(0)] * 5)
+    hook.remove()
+    # The common part once; the row that goes on, its unread token included; what is left of four new rows.
+    assert seen[:3] == [30, 1 + 3, 4 * 15]
+    for (row, ids), response in zip(new.items(), responses, strict=True):
+        before = held.get(row, []) + ids
+        assert list(response.ids) == _generated(model, before)
+        assert response.logprobs == pytest.approx(
+            _recomputed(model, [*before, *response.ids], len(before)), abs=1e-4
+        )
+
+
+def test_equal_new_conversations_get_the_same_answer() -> None:
+    model, ids = _model("llama"), _ids(30, 3)
+    responses = _engine(model, temperature=0.0).respond(range(8), [ids] * 8, [_numbers(0)] * 8)
+    assert {r.ids for r in responses} == {tuple(_generated(model, ids))}
+
+
 def test_each_row_has_its_own_temperature() -> None:
     model = _model("llama")
     ids, rows = _ids(6, 1), [0, 1, 2]
