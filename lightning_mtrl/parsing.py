@@ -176,9 +176,11 @@ def _run_parser(
     command: str, description: str, add_options: Callable[[ArgumentParser], None], classes: bool
 ) -> ArgumentParser:
     parser = ArgumentParser(
-        prog=f"lightning_mtrl {command}",
+        prog=f"python -m lightning_mtrl {command}",
         description=description,
         exit_on_error=False,
+        # A shortened key would be right today and mean another one tomorrow.
+        allow_abbrev=False,
         print_config="--print_config",
     )
     parser.add_argument(

@@ -22,7 +22,7 @@ _CHANGEABLE = ("loop", "fabric")
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command; `arguments` are those after its name."""
-    resumed = option_values(arguments, "--resume")
+    resumed = [run for run in option_values(arguments, "--resume") if run]
     folder = RunFolder.open(resumed[-1]) if resumed else None
     if folder is not None:
         arguments = [f"--config={folder.config}", *arguments]

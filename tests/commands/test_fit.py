@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import fake_algorithms
+import pytest
+
+from lightning_mtrl import cli
+from lightning_mtrl.config import RunConfig
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.parsing import load_config
+from lightning_mtrl.runs.folder import RunFolder
+
+Started = list[tuple[RunConfig, RunFolder]]
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+    """The loops that were run, in an empty working folder; a seed of 13 cannot be assembled."""
+    fake_algorithms.install(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    runs: Started = []
+
+    class Loop:
+        def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+            self.given = (config, folder)
+            if config.seed == 13:
+                folder.metrics.write_text("begun")
+                raise UserError("model.name is 'nowhere', which is no model")
+
+        def run(self) -> None:
+            runs.append(self.given)
+
+    loop = ModuleType("lightning_mtrl.loop")
+    loop.__dict__["PolicyIterationLoop"] = Loop
+    monkeypatch.setitem(sys.modules, "lightning_mtrl.loop", loop)
+    Path("small.yaml").write_text("data: {conversations: 8}\nloop: {iterations: 2}\n")
+    return runs
+
+
+def test_a_new_run_leaves_a_configuration_that_repeats_it(started: Started) -> None:
+    assert cli.main(["fit", "--config", "small.yaml", "--seed", "4"]) == 0
+    (config, folder) = started[0]
+    assert folder.path == Path("runs/small")
+    assert (config.seed, config.data.conversations) == (4, 8)
+    assert load_config(folder.config) == config
+    assert cli.main(["fit", "--config", str(folder.config)]) == 0
+    assert started[1][1].path == Path("runs/small-2")
+    assert started[1][0] == config
+
+
+def test_a_given_folder_is_used_once(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fit", "--config=small.yaml", "--run_dir", "mine"]) == 0
+    assert cli.main(["fit", "--config=small.yaml", "--run_dir", "mine"]) == 2
+    assert "run_dir is 'mine', which is not empty" in capsys.readouterr().err
+    assert [folder.path for _, folder in started] == [Path("mine")]
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["fit", "--seed=13", "--run_dir=mine"]) == 2
+    assert "model.name is 'nowhere'" in capsys.readouterr().err
+    assert not Path("mine").exists()
+
+
+def test_a_resumed_run_keeps_its_folder_and_its_configuration(started: Started) -> None:
+    cli.main(["fit", "--config=small.yaml", "--seed=4"])
+    assert cli.main(["fit", "--resume", "runs/small"]) == 0
+    assert started[1][0] == started[0][0]
+    assert started[1][1].path == Path("runs/small")
+
+
+def test_a_resumed_run_can_be_given_more_iterations(started: Started) -> None:
+    cli.main(["fit", "--config=small.yaml"])
+    assert cli.main(["fit", "--resume=runs/small", "--loop.iterations=9"]) == 0
+    assert started[1][0].loop.iterations == 9
+    assert load_config("runs/small/config.yaml").loop.iterations == 9
+
+
+@pytest.mark.parametrize(
+    "change", ["--seed=5", "--data.conversations=16", "--environment.max_turns=3", "--run_dir=x"]
+)
+def test_what_would_make_it_another_run_cannot_change(
+    started: Started, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["fit", "--config=small.yaml"])
+    assert cli.main(["fit", "--resume=runs/small", change]) == 2
+    message = capsys.readouterr().err
+    assert (
+        f"{change[2:].partition('=')[0].partition('.')[0]} differs from that of the run runs/small" in message
+    )
+    assert len(started) == 1
+
+
+def test_a_resumed_run_that_cannot_begin_keeps_its_folder(started: Started) -> None:
+    RunFolder.create("seed: 13\n", "old")
+    assert cli.main(["fit", "--resume", "old"]) == 2
+    assert Path("old/config.yaml").is_file()
+
+
+def test_what_is_no_run_cannot_be_resumed(started: Started, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("notes").mkdir()
+    assert cli.main(["fit", "--resume", "notes"]) == 2
+    assert "it has no config.yaml" in capsys.readouterr().err
+    assert cli.main(["fit", "--resume"]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert started == []

@@ -1,0 +1,80 @@
+"""Algorithms of a few lines that import no model library, for tests of configuration and commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Literal
+
+import pytest
+
+from lightning_mtrl import environments
+from lightning_mtrl.environments.suggested_response import SuggestedResponse
+from lightning_mtrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class ImprovementConfig:
+    """How the policy steps.
+
+    Attributes:
+        kl_coef: weight of the KL term.
+        steps: optimizer steps.
+    """
+
+    kl_coef: float = 0.1
+    steps: int = 4
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UserError("improvement.steps is 0, but it must be at least 1.")
+
+
+class Algorithm:
+    """The base class."""
+
+
+class IterativePPO(Algorithm):
+    """Stands in for the real one.
+
+    Args:
+        improvement: how the policy steps.
+        estimator: how advantages are estimated.
+    """
+
+    def __init__(
+        self,
+        improvement: ImprovementConfig = ImprovementConfig(),  # frozen, so it can be shared
+        estimator: Literal["gae", "rloo"] = "gae",
+    ) -> None:
+        self.improvement = improvement
+        self.estimator = estimator
+
+
+class Uniform(Algorithm):
+    """Another algorithm, with another argument."""
+
+    def __init__(self, share: float = 0.5) -> None:
+        if share > 1:
+            raise ValueError(f"share is {share}, above 1")
+        self.share = share
+
+
+class NoAlgorithm:
+    """Is importable and wrong."""
+
+
+def install(monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = ("IterativePPO", "Uniform")) -> None:
+    """Let this module be `lightning_mtrl.algorithms`, exporting `names`, and its `base` too.
+
+    The environments then export SuggestedResponse alone, so that lists of choices are short and stable.
+    """
+    here = sys.modules[__name__]
+    exports = ModuleType("lightning_mtrl.algorithms")
+    exports.__dict__.update({name: getattr(here, name) for name in names}, __all__=list(names), base=here)
+    monkeypatch.setitem(sys.modules, "lightning_mtrl.algorithms", exports)
+    monkeypatch.setitem(sys.modules, "lightning_mtrl.algorithms.base", here)
+    monkeypatch.setattr(environments, "SuggestedResponse", SuggestedResponse, raising=False)
+    monkeypatch.setattr(environments, "__all__", ["SuggestedResponse"], raising=False)

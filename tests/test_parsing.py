@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import fake_algorithms
+import pytest
+
+from lightning_mtrl.config import ClassSpec, RunConfig
+from lightning_mtrl.environments.suggested_response import SuggestedResponse
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.parsing import build_algorithm, build_environment, load_config, parse_run, to_yaml
+
+
+@pytest.fixture(autouse=True)
+def quick_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_algorithms.install(monkeypatch)
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def mistake(*arguments: str) -> str:
+    with pytest.raises(UserError) as caught:
+        parse_run("fit", "", arguments)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+BASE = """
+seed: 3
+environment:
+  class_path: SuggestedResponse
+  init_args: {max_turns: 9}
+algorithm:
+  class_path: IterativePPO
+  init_args:
+    improvement: {kl_coef: 0.3}
+data: {conversations: 64, batch_size: 8}
+"""
+OVER = """
+algorithm:
+  class_path: IterativePPO
+  init_args:
+    improvement: {steps: 7}
+data: {batch_size: 16}
+"""
+
+
+def test_later_files_override_earlier_ones_and_options_override_files(tmp_path: Path) -> None:
+    files = [written(tmp_path, "base.yaml", BASE), written(tmp_path, "over.yaml", OVER)]
+    options = [
+        "--seed",
+        "5",
+        "--environment.init_args.max_turns=11",
+        "--algorithm.init_args.estimator",
+        "rloo",
+    ]
+    config = load_config(*files, overrides=options)
+    assert (config.seed, config.data.conversations, config.data.batch_size) == (5, 64, 16)
+    assert config.environment.init_args["max_turns"] == 11
+    algorithm = build_algorithm(config)
+    assert isinstance(algorithm, fake_algorithms.IterativePPO)
+    assert algorithm.estimator == "rloo"
+    assert algorithm.improvement.steps == 7
+
+
+def test_a_later_file_changes_one_argument_and_keeps_the_others(tmp_path: Path) -> None:
+    over = "algorithm: {init_args: {improvement: {steps: 7}}}"
+    config = load_config(written(tmp_path, "a.yaml", BASE), written(tmp_path, "b.yaml", over))
+    assert config.algorithm.init_args["improvement"] == {"kl_coef": 0.3, "steps": 7}
+
+
+def test_another_class_does_not_inherit_arguments_it_does_not_have(tmp_path: Path) -> None:
+    config = load_config(written(tmp_path, "a.yaml", BASE), overrides=["--algorithm", "Uniform"])
+    algorithm = build_algorithm(config)
+    assert isinstance(algorithm, fake_algorithms.Uniform)
+    assert config.algorithm == ClassSpec("fake_algorithms.Uniform", {"share": 0.5})
+
+
+def test_a_resolved_configuration_is_read_back_equal(tmp_path: Path) -> None:
+    first = load_config(
+        written(tmp_path, "a.yaml", BASE), overrides=["--model.lora_targets", "[q_proj, v_proj]"]
+    )
+    assert first.model.lora_targets == ["q_proj", "v_proj"]
+    assert load_config(written(tmp_path, "resolved.yaml", to_yaml(first))) == first
+
+
+def test_no_options_at_all_give_the_defaults() -> None:
+    config = load_config()
+    assert config.data == RunConfig().data
+    assert config.environment.class_path.endswith(".SuggestedResponse")
+    assert isinstance(build_environment(config), SuggestedResponse)
+
+
+def test_a_configuration_made_in_python_builds_the_same_things() -> None:
+    spec = ClassSpec("IterativePPO", {"improvement": {"steps": 2}})
+    algorithm = build_algorithm(RunConfig(algorithm=spec))
+    assert isinstance(algorithm, fake_algorithms.IterativePPO)
+    assert algorithm.improvement == fake_algorithms.ImprovementConfig(steps=2)
+
+
+def test_a_class_outside_the_package_is_given_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(
+        tmp_path,
+        "my_shop.py",
+        "from lightning_mtrl.environments.protocol import Observation, Transition\n"
+        "class Shop:\n"
+        "    def __init__(self, size: int = 1) -> None:\n"
+        "        self.size = size\n"
+        "    def reset(self, seed: int) -> Observation:\n"
+        "        return Observation('hello')\n"
+        "    def step(self, response: str | None) -> Transition:\n"
+        "        return Transition('bye', terminated=True)\n",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config(overrides=["--environment", "my_shop.Shop", "--environment.size", "3"])
+    assert config.environment == ClassSpec("my_shop.Shop", {"size": 3})
+    assert vars(build_environment(config)) == {"size": 3}
+    assert "size" in mistake("--environment=my_shop.Shop", "--environment.init_args.size=big")
+
+
+def test_a_run_is_named_after_its_last_file_or_its_classes(tmp_path: Path) -> None:
+    base, over = written(tmp_path, "base.yaml", BASE), written(tmp_path, "shop.yaml", OVER)
+    assert parse_run("fit", "", [f"--config={base}", "--config", str(over)]).name == "shop"
+    repeated = tmp_path / "quickstart-3"
+    repeated.mkdir()
+    assert (
+        parse_run("fit", "", ["--config", str(written(repeated, "config.yaml", BASE))]).name == "quickstart-3"
+    )
+    assert parse_run("fit", "", []).name == "IterativePPO-SuggestedResponse"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--data.batch_size", "0"], ["data.batch_size is 0", "at least 1"]),
+        (["--data.batch_size", "x"], ["data.batch_size is 'x'", "a whole number"]),
+        (["--seed", "1.5"], ["seed is '1.5'", "a whole number"]),
+        (["--model.context_length", "x"], ["model.context_length is 'x'", "a whole number or null"]),
+        (["--model.fine_tuning", "loro"], ["model.fine_tuning is 'loro'", "one of 'lora', 'full'"]),
+        (["--model.lora_targets", "most"], ["model.lora_targets is 'most'", "'all-linear' or a list"]),
+        (["--loggers", "[csv, wandb]"], ["loggers is 'wandb'", "one of 'tensorboard', 'csv'"]),
+        (["--data.batchsize", "3"], ["data.batchsize is not a known key", "Did you mean data.batch_size?"]),
+        (["--lop.iterations=3"], ["lop.iterations is not a known key", "Did you mean loop.iterations?"]),
+        (["--data.batch", "3"], ["data.batch is not a known key"]),
+        (["--data.file_format"], ["--data.file_format", "expected one argument"]),
+        (["--config"], ["--config", "expected one argument"]),
+        (
+            ["--environment", "Sugested"],
+            ["environment.class_path is 'Sugested'", "There are: SuggestedResponse"],
+        ),
+        (
+            ["--algorithm", "IteratvePPO"],
+            ["algorithm.class_path is 'IteratvePPO'", "Did you mean IterativePPO?"],
+        ),
+        (["--algorithm", "fake_algorithms.PPO"], ["fake_algorithms has no PPO", "There are: IterativePPO"]),
+        (["--algorithm", "no_such.PPO"], ["cannot be imported", "no_such"]),
+        (["--algorithm", "fake_algorithms.NoAlgorithm"], ["algorithm is 'fake_algorithms.NoAlgorithm'"]),
+        (["--algorithm.init_args.estimatr", "gae"], ["algorithm.init_args.estimatr is not an argument of"]),
+        (
+            ["--algorithm.init_args.estimator", "grpo"],
+            ["algorithm.init_args.estimator is 'grpo'", "'gae', 'rloo'"],
+        ),
+        (
+            ["--algorithm.init_args.improvement.kl_coef", "much"],
+            ["algorithm.init_args.improvement.kl_coef is 'much'", "a number"],
+        ),
+        (["--algorithm.init_args.improvement.steps", "0"], ["improvement.steps is 0"]),
+        (["--algorithm=Uniform", "--algorithm.share=2"], ["algorithm.init_args: share is 2.0, above 1"]),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_line_with_key_value_and_choices(
+    arguments: list[str], expected: list[str]
+) -> None:
+    message = mistake(*arguments)
+    assert [part for part in expected if part not in message] == [], message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fabric: {devics: 2}", ["fabric.devics is not a known key", "Did you mean fabric.devices?"]),
+        ("sed: 3", ["sed is not a known key", "Did you mean seed?"]),
+        ("seed: many", ["seed is 'many'", "a whole number"]),
+        (
+            "algorithm: {class_path: IterativePPO, init_args: {improvement: {kl: 1}}}",
+            ["improvement.kl is not"],
+        ),
+        ("algorithm: {class_path: Iterative}", ["algorithm.class_path is 'Iterative'", "IterativePPO"]),
+        ("data: {batch_size: [3]}", ["data.batch_size", "a whole number"]),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_the_name_of_the_file(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
+    good, bad = written(tmp_path, "good.yaml", BASE), written(tmp_path, "bad.yaml", text)
+    message = mistake("--config", str(good), "--config", str(bad), "--seed", "1")
+    assert message.startswith(f"{bad}: ")
+    assert [part for part in expected if part not in message] == [], message
+
+
+def test_files_that_are_missing_or_no_configuration_are_named(tmp_path: Path) -> None:
+    assert "nowhere.yaml: there is no such file" in mistake("--config", "nowhere.yaml")
+    assert "there is no such file" in mistake(f"--config={tmp_path}")
+    for text in ("seed: [1", "- 1", ""):
+        bad = written(tmp_path, "bad.yaml", text)
+        with pytest.raises(UserError, match=r"bad\.yaml: "):
+            parse_run("fit", "", [f"--config={bad}"])
+
+
+def test_printed_configuration_holds_every_key_and_can_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_run("fit", "", ["--seed=7", "--print_config"])
+    assert ended.value.code in (0, None)
+    printed = capsys.readouterr().out
+    for key in ("run_dir: null", "max_turns: 8", "kl_coef: 0.1", "checkpoint_keep: null", "estimator: gae"):
+        assert key in printed
+    assert load_config(written(tmp_path, "p.yaml", printed)) == load_config(overrides=["--seed=7"])
