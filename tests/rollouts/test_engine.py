@@ -231,6 +231,14 @@ def test_each_row_has_its_own_temperature() -> None:
     assert len({r.ids for r in mixed}) == 3
 
 
+def test_each_row_has_its_own_min_p() -> None:
+    model, ids = _model("llama"), _ids(6, 1)
+    numbers = [_numbers(5)] * 2
+    strict, free = _engine(model, temperature=2.0).respond([0, 1], [ids] * 2, numbers, min_ps=[0.999, 0.0])
+    assert list(strict.ids) == _generated(model, ids)
+    assert free.ids == _engine(model, temperature=2.0).respond([0], [ids], numbers[:1])[0].ids != strict.ids
+
+
 def _close(response: SampledResponse, other: SampledResponse) -> SampledResponse:
     assert response.logprobs == pytest.approx(other.logprobs, abs=1e-5)
     return SampledResponse(response.ids, other.logprobs, response.finished)
