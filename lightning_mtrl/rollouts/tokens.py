@@ -1,0 +1,229 @@
+"""Conversations as token ids that are only ever appended to.
+
+Glue (what the chat template writes around contents) is tokenized with control tokens parsed. Contents are
+tokenized so that a typed control token stays ordinary text. The pieces are joined as ids, so masks come
+from construction, and what the policy sampled is never decoded and tokenized again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lightning_mtrl.conversation import Conversation, Message, Turn
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.template import ChatTemplate, Glue
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SPACE_MARK = "\u2581"  # SentencePiece writes it for a space, also for the one that it puts before a text.
+
+
+class ChatTokenizer:
+    """A tokenizer and its chat template.
+
+    A response ends with the control token that the template writes after an assistant's content (white
+    space between the two is left out). A template that writes nothing there gets the tokenizer's eos token.
+    A line break that follows the end belongs to the glue: the policy never samples it.
+
+    Spaces at the end of a piece of glue go with the content behind them, as tokenizers join them to words.
+
+    Args:
+        tokenizer: a transformers tokenizer with a chat template.
+        system_prompt: put before conversations that have no system message of their own. Without it a
+            template's own default stays in force.
+
+    Attributes:
+        tokenizer: as given.
+        pad_id: id for padding; any id serves, since attention masks tell padding from tokens.
+        end_ids: ids that end a response: the template's end-of-turn token and the eos token.
+        end_id: the one that the template writes.
+        header_ids: glue from after the end-of-turn token to where the next user message's content begins.
+
+    Raises:
+        UserError: if there is no chat template, one that rewrites what it wrote before, or one that does
+            not end a response with one control token.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, system_prompt: str | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.system_prompt = system_prompt
+        self._template = ChatTemplate(tokenizer)
+        self._prompts: dict[tuple[str, ...], Glue] = {}
+        self._joins_a_space = self._tokens("a")[0].startswith(SPACE_MARK)
+        self._added = {i: str(token.content) for i, token in tokenizer.added_tokens_decoder.items()}
+        glue = self._ids("".join(self._template.middle.texts), parse=True)
+        self._controls = set(tokenizer.all_special_ids) | (set(glue) & set(self._added))
+        self._typed_control = _inside(self._added[i] for i in self._controls & set(self._added))
+        ending, self._user_lead = _with_lead(self._template.ending)
+        self.end_id: int
+        self.header_ids: list[int]
+        self.end_id, self.header_ids = self._cut_end(self._glue_ids(ending.lstrip()))
+        self._opening_ids = self._glue_ids(self._template.opening)
+        self._closing_ids = self._glue_ids(self._template.closing)
+        eos: int | None = tokenizer.eos_token_id
+        self.end_ids = frozenset({self.end_id} if eos is None else {self.end_id, eos})
+        self.pad_id: int = self.end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a rendered prompt, up to where the response begins.
+
+        No start token is added to what the template writes.
+
+        Raises:
+            ValueError: for no messages at all.
+            UserError: if the template refuses the roles, in this order.
+        """
+        if self.system_prompt is not None and (not messages or messages[0].role != "system"):
+            messages = [Message("system", self.system_prompt), *messages]
+        if not messages:
+            raise ValueError("a prompt needs at least one message")
+        roles = tuple(message.role for message in messages)
+        if roles not in self._prompts:
+            self._prompts[roles] = self._template.prompt(roles)
+        glue = self._prompts[roles]
+        text, lead = _with_lead(glue.texts[0])
+        ids = self._ids(text, parse=True)
+        for index, message in enumerate(messages, start=1):
+            ids += self._content_ids(lead + glue.content(index - 1, message.content))
+            # What opens the response stays whole, as it does after an observation.
+            text, lead = (glue.texts[-1], "") if index == len(messages) else _with_lead(glue.texts[index])
+            ids += self._glue_ids(text)
+        return ids
+
+    def observation_ids(self, text: str, *, finished: bool = True, last: bool = False) -> list[int]:
+        """Ids to append after a response; the policy never samples them, so they are never trained on.
+
+        Args:
+            text: the observation. An empty last one adds nothing: the conversation ends with the response.
+            finished: False for a response that hit its length limit; an end-of-turn token is put in front,
+                as glue, so that what follows stands where the template puts it.
+            last: nothing is sampled afterwards, so there is no header that opens a response.
+        """
+        closed = [] if finished else [self.end_id, *self.header_ids]
+        if last and not text:
+            return closed
+        ids = list(closed or self.header_ids)
+        ids += self._content_ids(self._user_lead + self._template.middle.content(2, text))
+        return ids + (self._closing_ids if last else self._opening_ids)
+
+    def response_ids(self, text: str | None) -> list[int]:
+        """Ids of a logged response, its end-of-turn token included; None or "" is abstention, a bare end."""
+        content = self._template.middle.content(1, text or "")
+        return [*self._content_ids(self._template.lead + content if content else ""), self.end_id]
+
+    def response_text(self, ids: Sequence[int]) -> str | None:
+        """Text of a sampled response without its end and outer white space; None if nothing is left.
+
+        Other control tokens stay visible: an environment should see that the policy wrote them.
+        """
+        kept = list(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
+        text = self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text).strip() or None
+
+    def encode(self, conversation: Conversation) -> Conversation:
+        """Give a logged conversation its ids; ids that it already has stay as they are.
+
+        An assistant's message that opens the conversation is context, not a response (`opening_as_prompt`).
+
+        Raises:
+            UserError: if there is no response, or the template refuses the prompt's roles.
+        """
+        if conversation.has_tokens:
+            return conversation
+        conversation = opening_as_prompt(conversation)
+        if not conversation.turns:
+            raise UserError(
+                f"conversation {conversation.id!r} has no response to a user; at least one was expected. "
+                f"Leave it out."
+            )
+        last = len(conversation.turns) - 1
+        turns = tuple(self._encoded(turn, index == last) for index, turn in enumerate(conversation.turns))
+        ids = conversation.prompt_ids or tuple(self.prompt_ids(conversation.prompt))
+        return replace(conversation, prompt_ids=ids, turns=turns)
+
+    def _encoded(self, turn: Turn, last: bool) -> Turn:
+        if turn.response_ids:
+            finished = turn.response_ids[-1] in self.end_ids
+            return replace(turn, observation_ids=turn.observation_ids or self._after(turn, finished, last))
+        response = tuple(self.response_ids(turn.response))
+        return replace(turn, response_ids=response, observation_ids=self._after(turn, True, last))
+
+    def _after(self, turn: Turn, finished: bool, last: bool) -> tuple[int, ...]:
+        return tuple(self.observation_ids(turn.observation, finished=finished, last=last))
+
+    def _cut_end(self, ids: list[int]) -> tuple[int, list[int]]:
+        """The end-of-turn token, and the glue behind it."""
+        template, eos = self._template, self.tokenizer.eos_token
+        written = template.finish.lstrip()
+        if not written and eos is not None:
+            # Some templates leave a conversation's very last end out; then it shows where a message follows.
+            found = template.ending.lstrip().startswith(eos)
+            return self.tokenizer.eos_token_id, ids[1:] if found else self._glue_ids(
+                _with_lead(template.ending)[0]
+            )
+        marker = self._added.get(ids[0], "") if ids else ""
+        if not marker or not written.startswith(marker):
+            raise UserError(
+                f"the chat template of {template.name} writes {template.finish!r} after an assistant's message, "
+                f"but a response must end with one control token, such as {eos or '<|im_end|>'!r}. Add the marker "
+                f"to the tokenizer as a special token, or use another chat_template."
+            )
+        return ids[0], ids[1:]
+
+    def _glue_ids(self, text: str) -> list[int]:
+        """Ids of glue that stands after other text."""
+        return self._behind_text(text, parse=True)
+
+    def _content_ids(self, text: str) -> list[int]:
+        """Ids of what a person or a model wrote: never a control token, whatever was typed."""
+        ids = self._behind_text(text, parse=False)
+        if self._controls.isdisjoint(ids):
+            return ids
+        return [i for part in self._typed_control.split(text) for i in self._behind_text(part, parse=False)]
+
+    def _behind_text(self, text: str, parse: bool) -> list[int]:
+        if not text or not self._joins_a_space:
+            return self._ids(text, parse)
+        # The space that the tokenizer puts before a text goes to a line break, which is taken off again.
+        return self._ids(f"\n{text}", parse)[len(self._ids("\n", parse)) :]
+
+    def _ids(self, text: str, parse: bool) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not parse)
+        return ids
+
+    def _tokens(self, text: str) -> list[str]:
+        return [
+            str(token) for token in self.tokenizer.convert_ids_to_tokens(self._ids(text, parse=False))
+        ] or [""]
+
+
+def opening_as_prompt(conversation: Conversation) -> Conversation:
+    """Move an opening of the assistant, and the answer to it, into the prompt.
+
+    A response to nothing is not a decision that training could improve, but what follows refers to it. A
+    conversation with a user's message before its first response, or with sampled ids, stays as it is.
+    """
+    spoken = any(message.role == "user" for message in conversation.prompt)
+    if spoken or not conversation.turns or conversation.has_tokens:
+        return conversation
+    first, *rest = conversation.turns
+    opening = [Message("assistant", first.response or "")]
+    if first.observation or rest:
+        opening.append(Message("user", first.observation))
+    return replace(conversation, prompt=(*conversation.prompt, *opening), turns=tuple(rest))
+
+
+def _with_lead(glue: str) -> tuple[str, str]:
+    """Glue without the spaces at its end, and those spaces."""
+    text = glue.rstrip(" ")
+    return text, glue[len(text) :]
+
+
+def _inside(markers: Iterable[str]) -> re.Pattern[str]:
+    """Matches the empty place after the first character of each marker."""
+    places = [f"(?<={re.escape(m[0])})(?={re.escape(m[1:])})" for m in sorted(markers) if len(m) > 1]
+    return re.compile("|".join(places) or r"(?!)")
