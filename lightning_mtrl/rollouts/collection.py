@@ -191,7 +191,8 @@ class Collection:
             ended = True
             following = self._chat.observation_ids(answer.observation, finished=said.finished, last=True)
         if ended and held + len(following) > limit:
-            following = []  # Nothing is sampled after it, and a forward over the conversation must fit.
+            # Nothing is sampled after it, and a forward over the whole conversation must fit.
+            following = self._chat.observation_ids("", finished=said.finished, last=True)
         ongoing.add(said, text, answer, following)
         if ended:
             self._free_row(row)

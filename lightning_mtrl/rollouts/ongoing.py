@@ -21,6 +21,9 @@ class Chat(Protocol):
     """What collecting needs of `lightning_mtrl.rollouts.tokens.ChatTokenizer`."""
 
     @property
+    def system_prompt(self) -> str | None: ...
+
+    @property
     def pad_id(self) -> int: ...
 
     @property
@@ -79,7 +82,8 @@ class Ongoing:
 
     def open(self, observation: Observation, chat: Chat) -> None:
         """Take the first observation."""
-        system = "\n\n".join(text for text in (observation.system, self.persona) if text)
+        parts = (observation.system or chat.system_prompt, self.persona)
+        system = "\n\n".join(text for text in parts if text)
         opening = (Message("system", system),) if system else ()
         self.prompt = (*opening, Message("user", observation.text))
         self.unsaid = list(chat.prompt_ids(self.prompt))

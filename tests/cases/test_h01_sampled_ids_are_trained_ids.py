@@ -12,16 +12,20 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lightning_mtrl.batch import collate
-from lightning_mtrl.conversation import Conversation, Message
+from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.environments.protocol import Observation, Transition
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.engine import sample_groups
 from lightning_mtrl.rollouts.sampling import SamplingConfig
+from lightning_mtrl.rollouts.tokens import ChatTokenizer
 
 WORDS = ["<pad>", "<eot>", "<user>", "<bot>", "h", "e", "l", "o", "he", "ll", "llo", "hello", "x", "y"]
 PAD, END, USER, BOT = range(4)
 UNIFORM = -2.639057
-MARKERS = {"user": USER, "assistant": BOT}
+TEMPLATE = (
+    "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<bot>' }}{{ m.content }}<eot>{% endfor %}"
+    "{% if add_generation_prompt %}<bot>{% endif %}"
+)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
@@ -30,31 +34,9 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(model)
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(WORDS[:4])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eot>")
-
-
-class TinyBpeChat:
-    """Role marker, content, end of turn for each message, and the bare marker as generation prompt."""
-
-    pad_id = PAD
-    end_ids = (END,)
-    header_ids = (USER,)
-
-    def __init__(self) -> None:
-        self.tokenizer = _tokenizer()
-
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        ids: list[int] = []
-        for message in messages:
-            ids += [MARKERS[message.role], *self.tokenizer.encode(message.content), END]
-        return [*ids, BOT]
-
-    def observation_ids(self, text: str, *, finished: bool = True, last: bool = False) -> list[int]:
-        said = [USER, *self.tokenizer.encode(text), END]
-        return [*([] if finished else [END]), *said, *([] if last else [BOT])]
-
-    def response_text(self, ids: Sequence[int]) -> str | None:
-        return self.tokenizer.decode([i for i in ids if i != END]) or None
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eot>", chat_template=TEMPLATE
+    )
 
 
 class TwoTurns:
@@ -89,7 +71,7 @@ def _model(uniform: bool) -> LlamaForCausalLM:
 def _collect(model: LlamaForCausalLM, conversations: int = 200, **sampling: Any) -> list[Conversation]:
     collector = Collector(
         TwoTurns(),
-        TinyBpeChat(),
+        ChatTokenizer(_tokenizer()),
         sampling=SamplingConfig(**{"max_response_tokens": 6, **sampling}),
         rows=64,
         context_length=64,

@@ -27,6 +27,7 @@ PAD, END, USER, BOT, SYSTEM = range(5)
 class NumberChat:
     """Texts are numbers, each its own token; every message is a marker, numbers, and the end."""
 
+    system_prompt: str | None = None
     pad_id = PAD
     end_ids = (END,)
     header_ids = (USER,)
@@ -81,10 +82,10 @@ def _model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def _collector(environment: Environment, **settings: Any) -> Collector:
+def _collector(environment: Environment, chat: NumberChat | None = None, **settings: Any) -> Collector:
     sampling = SamplingConfig(**{"max_response_tokens": 5, **settings.pop("sampling", {})})
     settings = {"context_length": 120, "max_turns": 6, "show_progress": False, **settings}
-    return Collector(environment, NumberChat(), sampling=sampling, **settings)
+    return Collector(environment, chat or NumberChat(), sampling=sampling, **settings)
 
 
 def _said(conversations: list[Conversation]) -> list[Any]:
@@ -344,6 +345,14 @@ def test_a_persona_is_appended_to_the_system_message_of_its_whole_group() -> Non
         assert c.prompt[0] == Message("system", system)
         numbers = [int(n) for n in system.split()]
         assert list(c.prompt_ids[: len(numbers) + 2]) == [SYSTEM, *numbers, END]
+
+
+def test_a_persona_does_not_replace_the_chat_s_own_system_prompt() -> None:
+    chat = NumberChat()
+    chat.system_prompt = "24"
+    collector = _collector(Dialogue(), chat, personas=("21",), persona_share=1.0)
+    conversation = collector.collect(_model(), conversations=1, seed=0, policy="p").conversations[0]
+    assert conversation.prompt[0] == Message("system", "24\n\n21")
 
 
 @pytest.mark.parametrize(
