@@ -102,8 +102,8 @@ class Collector:
 
         Raises:
             UserError: if `conversations` is not a multiple of `group_size`, if a prompt of the first
-                batch leaves no room for a response (before anything is sampled), or if every
-                conversation failed.
+                batch leaves no room for a response (before anything is sampled; one of a later batch
+                is dropped and counted), or if every conversation failed.
         """
         if conversations < 1 or conversations % self._group_size or first % self._group_size:
             raise UserError(

@@ -154,7 +154,7 @@ def sample_groups(
         end_ids: ids that end a response.
         pad_id: id written on padding; without influence.
         seed: >= 0.
-        rows: responses sampled at once.
+        rows: responses sampled at once. Each needs memory for the keys and values of its whole prompt.
 
     Returns:
         For each prompt, in order, its `num_samples` responses.

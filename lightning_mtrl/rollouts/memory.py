@@ -18,11 +18,13 @@ from torch import Tensor, nn
 
 from lightning_mtrl.rollouts.cache import PackedCache
 
+# Views of the cache end at a multiple of this: attention kernels of GPUs want aligned masks.
 VIEW_BUCKET = 8
+# A prefill is cut so that its activations and its mask stay within a few hundred MiB.
 TOKENS_PER_FORWARD = 16384
+MASK_CELLS_PER_FORWARD = 2**25
 # Below this many tokens a forward of its own and the copies cost more than they save.
 SHARED_PREFIX = 16
-MASK_CELLS_PER_FORWARD = 2**25
 
 
 class Memory(Protocol):

@@ -400,3 +400,19 @@ def test_progress_is_a_bar_on_a_terminal() -> None:
         progress.finish(0.0)
     assert "2/2" in written.getvalue()
     assert "mean outcome 0.500" in written.getvalue()
+
+
+def test_a_later_prompt_that_leaves_no_room_is_dropped_and_counted() -> None:
+    class Long(Dialogue):
+        def reset(self, seed: int) -> Observation:
+            first = super().reset(seed)
+            return replace(first, text="9 " * 200) if seed == long_seed else first
+
+    model = _model()
+    everyone = (
+        _collector(Dialogue(), rows=2).collect(model, conversations=8, seed=0, policy="p").conversations
+    )
+    long_seed = everyone[6].seed
+    rollouts = _collector(Long(), rows=2).collect(model, conversations=8, seed=0, policy="p")
+    assert rollouts.dropped == {"the first prompt does not fit the context": 1}
+    assert _said(rollouts.conversations) == _said([c for c in everyone if c.seed != long_seed])
