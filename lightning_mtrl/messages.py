@@ -12,6 +12,8 @@ _KEY = re.compile(r'^Parser key "(?P<key>[^"]+)":\s*(?P<detail>.*)$', re.DOTALL)
 _CLASS = re.compile(r"^Problem with given class_path '(?P<path>[^']+)':\s*(?P<detail>.*)$", re.DOTALL)
 _TYPE = re.compile(r"^Expected an? (?P<kind>.+?)(?:\. Got value: (?P<value>.*))?$", re.DOTALL)
 _OPTION = re.compile(r"^(?:Group '(?P<group>[^']+)' does not accept o|O)ption '(?P<key>[^']+)'")
+_RESTRICTED = re.compile(r"^Not of type (?P<kind>\w+): ")
+_REQUIRED = re.compile(r"^the following arguments are required: (?P<keys>.+)$")
 _GIVEN = re.compile(r"\s*Given value type:.*?Given value: (?P<value>.*)$", re.DOTALL)
 _UNRECOGNIZED = re.compile(r"^unrecognized arguments: (?P<first>\S+)")
 _UNION = "Does not validate against any of the Union subtypes"
@@ -51,6 +53,9 @@ def _told(key: str, detail: str, parser: ArgumentParser) -> str:
         return _unknown(_joined(key, _joined(match["group"] or "", match["key"])), parser)
     if match := _UNRECOGNIZED.match(detail):
         return _unknown(match["first"].lstrip("-").partition("=")[0], parser)
+    if match := _REQUIRED.match(detail):
+        options = " and ".join(f"--{key}" for key in match["keys"].split(", "))
+        return f"{options} must be given; --help describes the options."
     if match := _TYPE.match(detail):
         value = f"is {match['value'].strip()!r}" if match["value"] else "does not fit"
         return f"{key} {value}, but {_kind(match['kind'])} was expected."
@@ -73,7 +78,8 @@ def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
     of_class = [entry for entry in entries if _CLASS.match(entry)]
     if of_class:
         return _told(key, of_class[-1], parser)
-    kinds = [match["kind"] for match in map(_TYPE.match, entries) if match]
+    matches = [_TYPE.match(entry) or _RESTRICTED.match(entry) for entry in entries]
+    kinds = [match["kind"] for match in matches if match]
     if len(kinds) == len(entries):
         return f"{key} is {value!r}, but {' or '.join(dict.fromkeys(map(_kind, kinds)))} was expected."
     return f"{key} is {value!r}, which does not fit: {'; '.join(dict.fromkeys(entries))}."
@@ -97,6 +103,8 @@ _KINDS = {
     "list": "a list",
     "dict": "a mapping",
     "NoneType": "null",
+    "PositiveInt": "a whole number > 0",
+    "NonNegativeInt": "a whole number >= 0",
 }
 
 

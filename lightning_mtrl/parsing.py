@@ -166,6 +166,18 @@ def _told(error: ArgumentError, parser: ArgumentParser) -> str:
     return _missing_class(str(error)) or readable(error, parser)
 
 
+def command_parser(command: str, description: str) -> ArgumentParser:
+    """An empty parser for a command; its mistakes become `UserError` in `parse`."""
+    return ArgumentParser(
+        prog=f"python -m lightning_mtrl {command}",
+        description=description,
+        exit_on_error=False,
+        # A shortened key would be right today and mean another one tomorrow.
+        allow_abbrev=False,
+        print_config="--print_config",
+    )
+
+
 def option_values(arguments: Sequence[str], option: str) -> list[str]:
     """The values that an option such as "--config" is given, in order."""
     followed = zip(arguments, [*arguments, ""][1:], strict=True)
@@ -175,14 +187,7 @@ def option_values(arguments: Sequence[str], option: str) -> list[str]:
 def _run_parser(
     command: str, description: str, add_options: Callable[[ArgumentParser], None], classes: bool
 ) -> ArgumentParser:
-    parser = ArgumentParser(
-        prog=f"python -m lightning_mtrl {command}",
-        description=description,
-        exit_on_error=False,
-        # A shortened key would be right today and mean another one tomorrow.
-        allow_abbrev=False,
-        print_config="--print_config",
-    )
+    parser = command_parser(command, description)
     parser.add_argument(
         "--config", action="config", help="a YAML file; repeatable, later ones override earlier ones"
     )

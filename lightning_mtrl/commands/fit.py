@@ -56,8 +56,8 @@ def _resume(config: RunConfig, folder: RunFolder) -> None:
     for name in RunConfig.__dataclass_fields__:
         if name not in _CHANGEABLE and getattr(config, name) != getattr(kept, name):
             raise UserError(
-                f"{name} differs from that of the run {folder.path}, but only {' and '.join(_CHANGEABLE)} can "
-                f"change when a run is resumed. Leave it out, or start a new run without --resume."
+                f"{name} differs from that of the run {folder.path}, but a resumed run can change only "
+                f"{' and '.join(_CHANGEABLE)}. Leave it out, or start a new run without --resume."
             )
     write_text(folder.config, to_yaml(config))
     print(f"Run folder: {folder.path} (resumed)", flush=True)

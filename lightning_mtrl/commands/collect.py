@@ -1,0 +1,94 @@
+"""Collect conversations into a file, with the policy of a run, or with pi_0 of a configuration.
+
+With --run the newest policy talks, or that of --iteration. With --config (and options for its keys) the
+untrained policy pi_0 talks; `run_dir` then plays no part, since no run is made. The file is JSONL or Parquet
+by its ending, and keeps token ids and log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.parsing import command_parser, option_values, parse, parse_run
+from lightning_mtrl.runs.folder import RunFolder, version_name
+
+if TYPE_CHECKING:
+    from lightning_mtrl.assembly import Parts
+
+_ENDINGS = (".jsonl", ".parquet")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command; `arguments` are those after its name."""
+    if option_values(arguments, "--config"):
+        _from_config(arguments)
+    else:
+        _from_run(arguments)
+
+
+def _from_run(arguments: Sequence[str]) -> None:
+    parser = command_parser("collect", __doc__ or "")
+    parser.add_argument(
+        "--run", "--run_dir", type=str, help="folder of a run; or give --config", required=True
+    )
+    parser.add_argument("--seed", type=NonNegativeInt | None, help="null: as in the run")
+    parser.add_argument("--iteration", type=NonNegativeInt | None, help="which policy; null: the newest")
+    _add_output(parser)
+    options = parse(parser, arguments)
+    output, folder = _output(options.output), RunFolder.open(options.run)
+    from lightning_mtrl.assembly import load_run
+
+    run = load_run(folder, options.iteration)
+    seed = run.config.seed if options.seed is None else options.seed
+    _collect(run.parts, output, options.conversations, seed, version_name(run.iteration))
+
+
+def _from_config(arguments: Sequence[str]) -> None:
+    if option_values(arguments, "--run"):
+        raise UserError(
+            "--run and --config are both given, but the policy comes from one of them. Leave one out."
+        )
+    parsed = parse_run("collect", __doc__ or "", arguments, _add_output)
+    output = _output(parsed.options.output)
+    from lightning_mtrl.assembly import assemble
+
+    _collect(
+        assemble(parsed.config), output, parsed.options.conversations, parsed.config.seed, version_name(0)
+    )
+
+
+def _add_output(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", type=str, required=True, help="a .jsonl or .parquet file; replaced if there"
+    )
+    parser.add_argument("--conversations", type=PositiveInt | None, help="how many; null: data.conversations")
+
+
+def _output(name: str) -> Path:
+    path = Path(name)
+    if path.suffix not in _ENDINGS:
+        raise UserError(
+            f"--output is {name!r}, but a file that ends with {' or '.join(_ENDINGS)} was expected."
+        )
+    if path.is_dir():
+        raise UserError(f"--output is {name!r}, which is a folder; give a file.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _collect(parts: Parts, output: Path, conversations: int | None, seed: int, policy: str) -> None:
+    from lightning_mtrl.rollouts.logs import write_conversations
+
+    number = parts.config.data.conversations if conversations is None else conversations
+    with parts.backbone.sampling("policy") as model:
+        rollouts = parts.collector.collect(model, conversations=number, seed=seed, policy=policy)
+    write_conversations(output, rollouts.conversations)
+    print(f"{len(rollouts.conversations)} conversations of {policy} in {output}")
+    for cause, count in rollouts.dropped.items():
+        print(f"{count} dropped: {cause}")

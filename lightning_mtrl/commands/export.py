@@ -1,0 +1,46 @@
+"""Write a policy of a run for use elsewhere: a peft adapter, or with --merge a whole model.
+
+The folder also gets the tokenizer. peft, transformers and vLLM load it as it is. After full fine-tuning
+there is no adapter, and the whole model is written with and without --merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeInt
+
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.parsing import command_parser, parse
+from lightning_mtrl.runs.atomic import replacing_folder
+from lightning_mtrl.runs.folder import RunFolder
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command; `arguments` are those after its name."""
+    options = parse(_parser(), arguments)
+    folder, output = RunFolder.open(options.run), Path(options.output)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(
+            f"--output is {options.output!r}, which is there and not an empty folder. Name a new one."
+        )
+    from lightning_mtrl.assembly import load_run
+    from lightning_mtrl.models.saving import save_merged, save_role
+
+    run = load_run(folder, options.iteration)
+    save = save_merged if options.merge else save_role
+    with replacing_folder(output) as unfinished:
+        save(run.parts.backbone, "policy", unfinished)
+        run.parts.context.chat.tokenizer.save_pretrained(unfinished)
+    print(f"Policy of iteration {run.iteration} in {output}")
+
+
+def _parser() -> ArgumentParser:
+    parser = command_parser("export", __doc__ or "")
+    parser.add_argument("--run", "--run_dir", type=str, required=True, help="folder of the run")
+    parser.add_argument("--output", type=str, required=True, help="new folder")
+    parser.add_argument("--merge", action="store_true", help="a whole model instead of an adapter")
+    parser.add_argument("--iteration", type=NonNegativeInt | None, help="which policy; null: the newest")
+    return parser

@@ -1,0 +1,45 @@
+"""Measure a policy of a run on fresh conversations, and print the figures as JSON.
+
+Equal seeds give equal situations, so policies and runs can be compared. By default these are the seed and the
+number of conversations of the run's own validation, and the newest policy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeInt, PositiveInt
+
+from lightning_mtrl.parsing import command_parser, parse
+from lightning_mtrl.runs.folder import RunFolder, version_name
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command; `arguments` are those after its name."""
+    options = parse(_parser(), arguments)
+    folder = RunFolder.open(options.run)
+    from lightning_mtrl.assembly import load_run
+    from lightning_mtrl.evaluation.validate import validate
+
+    run = load_run(folder, options.iteration)
+    wanted = run.config.validation
+    figures = validate(
+        run.parts.validator,
+        run.parts.backbone,
+        conversations=wanted.conversations if options.conversations is None else options.conversations,
+        seed=wanted.seed if options.seed is None else options.seed,
+        gamma=run.parts.gamma,
+        policy=version_name(run.iteration),
+    )
+    print(json.dumps({"iteration": run.iteration, **figures.row()}, indent=2))
+
+
+def _parser() -> ArgumentParser:
+    parser = command_parser("validate", __doc__ or "")
+    parser.add_argument("--run", "--run_dir", type=str, required=True, help="folder of the run")
+    parser.add_argument("--conversations", type=PositiveInt | None, help="how many; null: as in the run")
+    parser.add_argument("--seed", type=NonNegativeInt | None, help="first seed; null: as in the run")
+    parser.add_argument("--iteration", type=NonNegativeInt | None, help="which policy; null: the newest")
+    return parser

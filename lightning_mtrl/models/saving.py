@@ -1,0 +1,103 @@
+"""Roles written to the disk in the forms that other programs load: a peft adapter, or a whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from lightning_mtrl.models.adapters import Backbone
+
+_BASE = ".base_layer"
+
+
+def save_role(backbone: Backbone, role: str, folder: Path) -> None:
+    """Write a role as it is trained: its adapter as a peft folder, or with full fine-tuning its model.
+
+    Args:
+        backbone: the model.
+        role: such as "policy".
+        folder: exists and is empty.
+    """
+    if backbone.full:
+        save_merged(backbone, role, folder)
+        return
+    assert isinstance(backbone.base, PeftModel)
+    backbone.base.save_pretrained(str(folder), selected_adapters=[role])
+    # peft puts every adapter but "default" into a folder of its own; other programs look one level higher.
+    inner = folder / role
+    for file in inner.iterdir():
+        file.rename(folder / file.name)
+    inner.rmdir()
+
+
+def save_merged(backbone: Backbone, role: str, folder: Path) -> None:
+    """Write a role as a model of its own, which needs neither peft nor the base.
+
+    The adapter is added to the weights in their own type. A 4-bit base is written out in full: its weights
+    are those that the 4 bits stand for, so the merged model computes what the run computed.
+
+    Args:
+        backbone: the model.
+        role: such as "policy".
+        folder: exists and is empty.
+    """
+    model = backbone.causal(role)
+    # A fresh model has neither adapters nor traces of how the base was stored.
+    fresh = AutoModelForCausalLM.from_config(_plain_config(model), dtype=_dtype(model))
+    sources = _tensors_by_plain_name(model)
+    fresh.load_state_dict({name: _merged(model, *sources[name], role) for name in fresh.state_dict()})
+    if model.generation_config is not None:
+        fresh.generation_config = model.generation_config
+    fresh.save_pretrained(folder)
+
+
+def _tensors_by_plain_name(model: PreTrainedModel) -> dict[str, tuple[str, Tensor]]:
+    """Every tensor with its name in this model, by its name in a model without adapters."""
+    found: list[tuple[str, Tensor]] = list(model.named_parameters(remove_duplicate=False))
+    found += model.named_buffers(remove_duplicate=False)
+    return {name.replace(_BASE, ""): (name, value) for name, value in found}
+
+
+@torch.no_grad()
+def _merged(model: PreTrainedModel, name: str, value: Tensor, role: str) -> Tensor:
+    if hasattr(value, "quant_state"):
+        value = _in_full(model.get_submodule(name.removesuffix(".weight"))).to(_dtype(model))
+    if not name.endswith(f"{_BASE}.weight"):
+        return value
+    layer = model.get_submodule(name.removesuffix(f"{_BASE}.weight"))
+    if not isinstance(layer, LoraLayer) or role not in layer.lora_A:
+        return value
+    delta: Tensor = layer.get_delta_weight(role)  # type: ignore[operator]  # every kind of LoRA layer has it
+    return value + delta.to(value.dtype)
+
+
+def _in_full(linear: nn.Module) -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn import Linear4bit
+
+    assert isinstance(linear, Linear4bit)
+    # On CPUs with bfloat16 instructions bitsandbytes reorders the weights when they are first used without
+    # gradients, and only collecting the state puts them back; before that they would be read wrongly.
+    linear.state_dict()
+    full: Tensor = dequantize_4bit(linear.weight.data, linear.weight.quant_state)
+    return full
+
+
+def _plain_config(model: PreTrainedModel) -> Any:
+    config = type(model.config).from_dict(model.config.to_dict())
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def _dtype(model: PreTrainedModel) -> torch.dtype:
+    # The embedding is never stored in 4 bits.
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight.dtype

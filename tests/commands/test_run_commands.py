@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import fake_algorithms
+import pytest
+
+from lightning_mtrl import cli
+from lightning_mtrl.config import RunConfig
+from lightning_mtrl.parsing import to_yaml
+from lightning_mtrl.runs.folder import RunFolder
+
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+class FakeParts:
+    def __init__(self, config: RunConfig, calls: Calls) -> None:
+        self.config, self.calls, self.gamma = config, calls, 0.9
+        self.backbone = self.collector = self
+        self.validator = "validator"
+        self.context = SimpleNamespace(chat=SimpleNamespace(tokenizer=self))
+
+    @contextmanager
+    def sampling(self, role: str) -> Iterator[str]:
+        yield role
+
+    def collect(self, model: str, **arguments: Any) -> SimpleNamespace:
+        self.calls.append((f"collect {model}", arguments))
+        return SimpleNamespace(conversations=["a", "b"], dropped={"simulator failed": 3})
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """What the commands asked of the rest, in a folder that holds one run, `run`, with three policies."""
+    fake_algorithms.install(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    RunFolder.create(to_yaml(RunConfig(seed=5)), "run")
+    asked: Calls = []
+
+    def module(name: str, **content: Any) -> None:
+        made = ModuleType(f"lightning_mtrl.{name}")
+        made.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, made.__name__, made)
+
+    def load_run(folder: RunFolder, iteration: int | None = None) -> SimpleNamespace:
+        config = RunConfig(seed=5)
+        number = 2 if iteration is None else iteration
+        return SimpleNamespace(config=config, iteration=number, parts=FakeParts(config, asked))
+
+    def validate(validator: str, backbone: FakeParts, **arguments: Any) -> SimpleNamespace:
+        asked.append(("validate", arguments))
+        return SimpleNamespace(row=lambda: {"success_rate": 0.5})
+
+    def write_conversations(path: Path, conversations: list[str]) -> None:
+        path.write_text("\n".join(conversations))
+
+    def save(kind: str) -> Any:
+        return lambda backbone, role, folder: (folder / f"{kind}-{role}").write_text("weights")
+
+    module("assembly", load_run=load_run, assemble=lambda config: FakeParts(config, asked))
+    module("evaluation.validate", validate=validate)
+    module("rollouts.logs", write_conversations=write_conversations)
+    module("models.saving", save_role=save("adapter"), save_merged=save("merged"))
+    return asked
+
+
+def test_validate_measures_the_newest_policy_as_the_run_did(
+    calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["validate", "--run", "run"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"iteration": 2, "success_rate": 0.5}
+    expected = {"conversations": 256, "seed": 1_000_000, "gamma": 0.9, "policy": "iteration-0002"}
+    assert calls == [("validate", expected)]
+
+
+def test_validate_takes_another_policy_seed_and_number(calls: Calls) -> None:
+    options = ["--conversations=7", "--seed=0", "--iteration=0"]
+    assert cli.main(["validate", "--run_dir=run", *options]) == 0
+    assert calls == [("validate", {"conversations": 7, "seed": 0, "gamma": 0.9, "policy": "iteration-0000"})]
+
+
+def test_collect_takes_the_policy_of_a_run(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["collect", "--run=run", "--output=new/out.jsonl", "--conversations=2", "--seed=1"]) == 0
+    assert calls == [("collect policy", {"conversations": 2, "seed": 1, "policy": "iteration-0002"})]
+    assert Path("new/out.jsonl").read_text() == "a\nb"
+    said = capsys.readouterr().out
+    assert "2 conversations of iteration-0002 in new/out.jsonl" in said
+    assert "3 dropped: simulator failed" in said
+
+
+def test_collect_takes_pi_0_of_a_configuration(calls: Calls) -> None:
+    Path("c.yaml").write_text("data: {conversations: 12}\n")
+    assert cli.main(["collect", "--config=c.yaml", "--output", "out.parquet", "--seed", "8"]) == 0
+    assert calls == [("collect policy", {"conversations": 12, "seed": 8, "policy": "iteration-0000"})]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["validate"], "--run must be given"),
+        (["validate", "--run=run", "--conversations=0"], "conversations is '0', but a whole number > 0"),
+        (["validate", "--run=run", "--iteration=-1"], "iteration is '-1'"),
+        (["collect", "--run=run"], "--output must be given"),
+        (["collect", "--output=x.jsonl"], "--run must be given"),
+        (["collect", "--run=run", "--output=x.txt"], "ends with .jsonl or .parquet"),
+        (
+            ["collect", "--run=run", "--config=c.yaml", "--output=x.jsonl"],
+            "--run and --config are both given",
+        ),
+        (["export", "--run=run"], "--output must be given"),
+        (["export", "--run=run", "--output=run"], "not an empty folder"),
+        (["export", "--run=run", "--output=run/config.yaml"], "not an empty folder"),
+    ],
+)
+def test_mistakes_end_before_any_work(
+    calls: Calls, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    assert cli.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert expected in message
+    assert len(message.splitlines()) == 1
+    assert calls == []
+
+
+def test_export_writes_an_adapter_or_a_whole_model_and_the_tokenizer(calls: Calls) -> None:
+    assert cli.main(["export", "--run=run", "--output=out/adapter"]) == 0
+    assert cli.main(["export", "--run=run", "--output=out/merged", "--merge", "--iteration=1"]) == 0
+    files = sorted(path.relative_to("out").as_posix() for path in Path("out").rglob("*") if path.is_file())
+    assert files == [
+        "adapter/adapter-policy",
+        "adapter/tokenizer.json",
+        "merged/merged-policy",
+        "merged/tokenizer.json",
+    ]
