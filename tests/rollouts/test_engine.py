@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
     BloomConfig,
     BloomForCausalLM,
     GPT2Config,
@@ -296,3 +299,22 @@ def test_misuse_is_refused() -> None:
         engine.respond([1], [[]], [_numbers(1)])
     with pytest.raises(ValueError, match="uniform"):
         engine.respond([1], [[7]], [_numbers(1)[:3]])
+
+
+@pytest.mark.real_lm
+def test_a_real_model_says_greedily_what_generate_says(smollm2_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder)
+    model = AutoModelForCausalLM.from_pretrained(smollm2_folder, dtype=torch.float32).eval()
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    engine = _engine(model, temperature=0.0, end_ids=(end,))
+    held: list[list[int]] = [[], [], []]
+    asked = (["Hi!", "What is a printer good for?", "Name a colour."], ["Why?", "And a camera?", "Another."])
+    for questions in asked:
+        new = [
+            tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
+            for text in questions
+        ]
+        for row, response in enumerate(engine.respond(range(3), new, [_numbers(0)] * 3)):
+            held[row] += new[row]
+            assert list(response.ids) == _generated(model, held[row], ends=[end])
+            held[row] += response.ids
