@@ -79,13 +79,14 @@ def _merged(model: PreTrainedModel, name: str, value: Tensor, role: str) -> Tens
 
 def _in_full(linear: nn.Module) -> Tensor:
     from bitsandbytes.functional import dequantize_4bit
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn.modules import Params4bit
 
-    assert isinstance(linear, Linear4bit)
     # On CPUs with bfloat16 instructions bitsandbytes reorders the weights when they are first used without
     # gradients, and only collecting the state puts them back; before that they would be read wrongly.
     linear.state_dict()
-    full: Tensor = dequantize_4bit(linear.weight.data, linear.weight.quant_state)
+    weight = linear.weight
+    assert isinstance(weight, Params4bit)
+    full: Tensor = dequantize_4bit(weight.data, weight.quant_state)
     return full
 
 
