@@ -126,8 +126,8 @@ class ChatTemplate:
             if early != late:
                 raise UserError(
                     f"the chat template of {self.name} is not append-only: where a shorter conversation has "
-                    f"{early!r}, a longer one has {late!r}, so the policy would be trained on another text than "
-                    f"it read. Use a chat_template that writes a message the same wherever it stands."
+                    f"{early!r}, a longer one has {late!r}, so the policy would learn from a text that "
+                    f"it never read. Use a chat_template that writes a message the same wherever it stands."
                 )
         return finish
 

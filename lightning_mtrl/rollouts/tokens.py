@@ -168,9 +168,9 @@ class ChatTokenizer:
         marker = self._added.get(ids[0], "") if ids else ""
         if not marker or not written.startswith(marker):
             raise UserError(
-                f"the chat template of {template.name} writes {template.finish!r} after an assistant's message, "
-                f"but a response must end with one control token, such as {eos or '<|im_end|>'!r}. Add the marker "
-                f"to the tokenizer as a special token, or use another chat_template."
+                f"the chat template of {template.name} writes {template.finish!r} after an assistant's "
+                f"message, but a response must end with one control token, such as {eos or '<|im_end|>'!r}. "
+                f"Add the marker to the tokenizer as a special token, or use another chat_template."
             )
         return ids[0], ids[1:]
 

@@ -1,0 +1,202 @@
+"""Load a causal language model and its tokenizer, in full precision or in 4 bits."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.models.tiny import TINY_FOLDER, load_tiny
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Quantization = Literal["none", "nf4"]
+EXPECTED = "'tiny', the id of a model on the Hugging Face Hub, a folder with config.json, or a .gguf file"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A base model as it was loaded, its tokenizer, and the name that it was asked for by."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where transformers finds a model, and the key that the user would have to mend."""
+
+    name: str
+    place: str
+    gguf_file: str | None
+    trust_remote_code: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        gguf = {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
+        return {**gguf, "trust_remote_code": self.trust_remote_code}
+
+
+def load_model(
+    name: str,
+    *,
+    quantization: Quantization = "none",
+    dtype: str = "float32",
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """Load a model by name; its attention accepts a mask of [B, 1, T, T].
+
+    Args:
+        name: "tiny", a Hub id, a folder, or a path to a GGUF file.
+        quantization: "nf4" keeps the linear layers in 4 bits (NF4 with double quantization, QLoRA,
+            arXiv:2305.14314, section 3). A GGUF file is then first written out as an ordinary model folder,
+            once, under $XDG_CACHE_HOME/lightning_mtrl (~/.cache by default).
+        dtype: of the other weights and of the computation: "float32", "bfloat16" or "float16".
+        gguf_file: name of a GGUF file inside the folder or Hub repository.
+        trust_remote_code: run Python code that comes with the model.
+
+    Raises:
+        UserError: if the model cannot be found or read, lacks weights, or its tokenizer has no chat template.
+    """
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ValueError(f"dtype must be 'float32', 'bfloat16' or 'float16', got {dtype!r}")
+    kind: torch.dtype = getattr(torch, dtype)
+    if name == "tiny" and quantization == "none":
+        model, tokenizer = load_tiny()
+        return LoadedModel(model.to(kind), tokenizer, name)  # type: ignore[arg-type]  # torch.nn's own stub
+    source = _found(name, gguf_file, trust_remote_code)
+    chat = _tokenizer(source)
+    if quantization == "none":
+        return LoadedModel(_weights(source, kind), chat, name)
+    if source.gguf_file is not None:
+        source = _Source(name, str(_dequantized(source)), None, trust_remote_code)
+    return LoadedModel(_weights(source, kind, _nf4(kind)), chat, name)
+
+
+def _found(name: str, gguf_file: str | None, trust_remote_code: bool) -> _Source:
+    """Look at what is on the disk; anything else is taken for a Hub id."""
+    path = TINY_FOLDER if name == "tiny" else Path(name).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return _Source(name, str(path.parent), path.name, trust_remote_code)
+    if path.is_dir():
+        wanted = path / (gguf_file or "config.json")
+        if not wanted.is_file():
+            key = f"model.gguf_file is {gguf_file!r}" if gguf_file else f"model.name is {name!r}"
+            raise UserError(f"{key}, but there is no file {wanted}. model.name must be {EXPECTED}.")
+        return _Source(name, str(path), gguf_file, trust_remote_code)
+    is_path = path.is_absolute() or name.startswith(("./", "../", "~")) or name.count("/") > 1
+    if path.is_file() or is_path or path.suffix == ".gguf":
+        state = "is not a model" if path.exists() else "does not exist"
+        raise UserError(f"model.name is {name!r}, but that path {state}. It must be {EXPECTED}.")
+    return _Source(name, name, gguf_file, trust_remote_code)
+
+
+def _tokenizer(source: _Source) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    with _explained(source, "its tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source.place, **source.options)
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"model.name is {source.name!r}, but its tokenizer has no chat template, which conversations "
+            f"need. Use an instruction-tuned model, or put a chat_template.jinja into its folder."
+        )
+    return tokenizer
+
+
+def _weights(source: _Source, dtype: torch.dtype, quantization: Any = None) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    if source.gguf_file is not None:
+        # Ordinary weights, on every machine: packed blocks can be neither merged, saved nor trained.
+        quantization = GgufConfig(dequantize=True)
+    settings = {} if quantization is None else {"quantization_config": quantization}
+    with _explained(source, "it"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.place, **source.options, **settings, dtype=dtype, output_loading_info=True
+        )
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise UserError(
+            f"model.name is {source.name!r}, but {len(missing)} of its weights are missing, the first is "
+            f"{missing[0]!r}. A whole causal language model was expected; download or save it again."
+        )
+    checked: PreTrainedModel = model
+    return checked
+
+
+@contextmanager
+def _explained(source: _Source, what: str) -> Iterator[None]:
+    """Turn what transformers raises for a model that is not there, or broken, into a `UserError`."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"model.name is {source.name!r}, and reading {what} needs a package that is not installed: "
+            f"{_first_line(error)} For GGUF files: pip install 'lightning_mtrl[gguf]'."
+        ) from error
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(
+            f"model.name is {source.name!r}, but {what} could not be loaded: {_first_line(error)} It must be "
+            f"{EXPECTED}. Where the Hub is out of reach, give a folder or a file."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(".:") + "."
+
+
+def _nf4(dtype: torch.dtype) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def _dequantized(source: _Source) -> Path:
+    """The folder that holds a GGUF file's weights as ordinary ones; written on first use."""
+    assert source.gguf_file is not None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_mtrl"
+    folder = cache / f"{Path(source.gguf_file).stem}-{_fingerprint(source)}"
+    if folder.is_dir():
+        return folder
+    model, tokenizer = _weights(source, torch.float32), _tokenizer(source)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".unfinished-") as beside:
+        model.save_pretrained(Path(beside) / "model")
+        tokenizer.save_pretrained(Path(beside) / "model")
+        try:
+            os.rename(Path(beside) / "model", folder)
+        except OSError:
+            # Another process was quicker, and wrote the same.
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def _fingerprint(source: _Source) -> str:
+    """Changes when the file does."""
+    file = Path(source.place) / str(source.gguf_file)
+    stamp = (
+        (file.resolve(), file.stat().st_size, file.stat().st_mtime_ns) if file.is_file() else (source.place,)
+    )
+    return hashlib.sha256(repr(stamp).encode()).hexdigest()[:16]
