@@ -29,15 +29,18 @@ COLUMNS = ("iteration", "step", "name", "value")
 
 @dataclass
 class Clock:
-    """Where the loop is; the loop moves it, the loggers read it.
+    """Where the loop is; the loop moves it, the loggers read it. A checkpoint keeps all three numbers.
 
     Attributes:
         iteration: number of the current iteration, from 0.
         step: optimizer steps of all phases since the run began.
+        rows: rows of metrics.csv, which the logger counts. At the start it is the number that a resumed run
+            had when its checkpoint was written; None keeps what is there.
     """
 
     iteration: int = 0
     step: int = 0
+    rows: int | None = None
 
 
 class ClockedTensorBoardLogger(TensorBoardLogger):
@@ -46,11 +49,13 @@ class ClockedTensorBoardLogger(TensorBoardLogger):
     Args:
         folder: of the run.
         clock: gives the step where a caller gives none. Its step at construction is where a resumed run goes
-            on; TensorBoard hides what was logged at that step and later.
+            on; TensorBoard hides what was logged at later steps before.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        super().__init__(root_dir=folder, name="", version="", purge_step=clock.step or None)
+        super().__init__(
+            root_dir=folder, name="", version="", purge_step=clock.step + 1 if clock.step else None
+        )
         self._clock = clock
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -61,15 +66,15 @@ class CsvLogger(Logger):
     """metrics.csv in long form: one row for each number, only ever appended to.
 
     Args:
-        file: metrics.csv. Rows of the clock's iteration and later ones are removed at the start, since a
-            resumed run does these iterations again.
-        clock: gives iteration and step.
+        file: metrics.csv. At the start it is cut to `clock.rows` rows, since a resumed run writes again what
+            came after its checkpoint.
+        clock: gives iteration and step, and counts the rows.
     """
 
     def __init__(self, file: Path, clock: Clock) -> None:
         self._file = file
         self._clock = clock
-        keep_rows_before(file, clock.iteration)
+        clock.rows = _cut(file, clock.rows)
 
     @property
     def name(self) -> str:
@@ -88,6 +93,7 @@ class CsvLogger(Logger):
         # One write for each call, so that a killed process leaves at most one row cut off, at the end.
         with self._file.open("a", encoding="utf-8", newline="") as file:
             file.write(_lines([(*place, name, float(value)) for name, value in metrics.items()]))
+        self._clock.rows = (self._clock.rows or 0) + len(metrics)
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Nothing: config.yaml has them."""
@@ -101,6 +107,17 @@ def keep_rows_before(file: Path, iteration: int) -> None:
             rows = [row for row in csv.reader(stream) if len(row) == len(COLUMNS) and row[0].isdigit()]
         kept += [row for row in rows if int(row[0]) < iteration]
     write_text(file, _lines(kept))
+
+
+def _cut(file: Path, rows: int | None) -> int:
+    """Keep the first `rows` rows under the header, or all whole ones; returns how many there are."""
+    kept: list[Sequence[object]] = []
+    if file.is_file():
+        with file.open(encoding="utf-8", newline="") as stream:
+            kept += [row for row in csv.reader(stream) if len(row) == len(COLUMNS)][1:]
+    kept = kept[:rows]
+    write_text(file, _lines([COLUMNS, *kept]))
+    return len(kept)
 
 
 def _lines(rows: Sequence[Sequence[object]]) -> str:

@@ -92,30 +92,47 @@ def test_without_loggers_everything_can_still_be_called(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_resumed_run_writes_the_rows_of_a_redone_iteration_once(tmp_path: Path) -> None:
-    folder, clock = RunFolder(tmp_path), Clock()
+def test_a_resumed_run_writes_what_came_after_its_checkpoint_once(tmp_path: Path) -> None:
+    folder, clock = RunFolder(tmp_path), Clock(rows=0)
     log = RunLog(folder, ["csv", "tensorboard"], clock)
-    for step in range(6):
-        clock.iteration, clock.step = step // 2, step
-        log.metrics({"loss": float(step), "odd, name": -1.0})
+    for clock.step in (1, 2, 3, 4):
+        clock.iteration = (clock.step - 1) // 2
+        log.metrics({"loss": float(clock.step), "odd, name": -1.0})
+    clock.iteration = 2  # the report on the policy of iteration 1 stands before the checkpoint
+    log.metrics({"success_rate": 0.5})
+    log.flush()
+    checkpoint = Clock(clock.iteration, clock.step, clock.rows)
+    for clock.step in (5, 6):
+        log.metrics({"loss": float(clock.step)})
     log.flush()
     with folder.metrics.open("a") as file:
-        file.write("2,5,cut o")  # killed while it wrote
+        file.write("2,6,cut o")  # killed while it wrote
 
-    # A checkpoint was written when iterations 0 and 1 were done, at step 4.
-    clock = Clock(iteration=2, step=4)
-    log = RunLog(folder, ["csv", "tensorboard"], clock)
-    for step in (4, 5):
-        clock.step = step
-        log.metrics({"loss": 10.0 + step})
+    log = RunLog(folder, ["csv", "tensorboard"], checkpoint)
+    for checkpoint.step in (5, 6):
+        log.metrics({"loss": 10.0 + checkpoint.step})
     log.close()
-    kept = [(row[0], row[1], row[3]) for row in rows(folder.metrics) if row[2] == "loss"]
+    kept = [(row[0], row[1], row[2], row[3]) for row in rows(folder.metrics) if row[2] != "odd, name"]
     assert kept == [
-        ("0", "0", "0.0"),
-        ("0", "1", "1.0"),
-        ("1", "2", "2.0"),
-        ("1", "3", "3.0"),
-        ("2", "4", "14.0"),
-        ("2", "5", "15.0"),
+        ("iteration", "step", "name", "value"),
+        ("0", "1", "loss", "1.0"),
+        ("0", "2", "loss", "2.0"),
+        ("1", "3", "loss", "3.0"),
+        ("1", "4", "loss", "4.0"),
+        ("2", "4", "success_rate", "0.5"),
+        ("2", "5", "loss", "15.0"),
+        ("2", "6", "loss", "16.0"),
     ]
-    assert [e.value for e in events(tmp_path).Scalars("loss")] == [0.0, 1.0, 2.0, 3.0, 14.0, 15.0]
+    shown = events(tmp_path)
+    assert [e.value for e in shown.Scalars("loss")] == [1.0, 2.0, 3.0, 4.0, 15.0, 16.0]
+    assert [e.value for e in shown.Scalars("success_rate")] == [0.5]
+
+
+def test_rows_that_are_there_stay_when_nothing_is_said_about_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for value in (1.0, 2.0):
+        log = RunLog(folder, ["csv"], Clock())
+        log.metrics({"loss": value})
+        log.close()
+    assert [row[3] for row in rows(folder.metrics)] == ["value", "1.0", "2.0"]
+    assert log.clock.rows == 2
