@@ -169,7 +169,9 @@ class Conversation:
         first = record.get("prompt_messages")
         if first is None:
             first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-        turns = _turns_of(str(record.get("id", "?")), messages, first, list(record.get("turn_outcomes") or []))
+        turns = _turns_of(
+            str(record.get("id", "?")), messages, first, list(record.get("turn_outcomes") or [])
+        )
         tokens = record.get("tokens") or {}
         if tokens:
             turns = [_with_tokens(turn, kept) for turn, kept in zip(turns, tokens["turns"], strict=True)]
@@ -246,4 +248,3 @@ def _with_tokens(turn: Turn, kept: Mapping[str, Any]) -> Turn:
         observation_ids=tuple(kept["observation_ids"]),
         explored=bool(kept.get("explored", False)),
     )
-

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("loop", "assembly", "parsing"),
+    ("loop", "recorder", "assembly", "parsing"),
     ("algorithms",),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),

@@ -1,1 +1,7 @@
+"""Algorithms that a configuration can name, and the estimators they take."""
 
+from lightning_mtrl.algorithms.base import Algorithm
+from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator
+from lightning_mtrl.algorithms.iterative_ppo import IterativePPO
+
+__all__ = ["GAE", "GRPO", "RLOO", "AdvantageEstimator", "Algorithm", "IterativePPO"]

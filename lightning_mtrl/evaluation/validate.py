@@ -25,7 +25,9 @@ class Validation:
         conversations: number of conversations measured.
         turns: mean number of responses.
         tokens: mean number of sampled tokens.
-        dropped: conversations without an outcome, by cause.
+        truncated: conversations that a limit cut off; they count as no success, so that a policy cannot look
+            better by stalling.
+        dropped: conversations whose environment failed, by cause; they count nowhere.
         returns: discounted return of each conversation, in order of their seeds.
         samples: the conversations.
     """
@@ -37,6 +39,7 @@ class Validation:
     conversations: int
     turns: float
     tokens: float
+    truncated: int
     dropped: dict[str, int]
     returns: list[float] = field(repr=False)
     samples: list[Conversation] = field(repr=False)
@@ -51,6 +54,7 @@ class Validation:
             "conversations": self.conversations,
             "turns": self.turns,
             "tokens": self.tokens,
+            "truncated": self.truncated,
             "dropped": self.dropped,
         }
 
@@ -63,17 +67,14 @@ def validate(
     Args:
         collector: with the sampling that is to be measured, and without exploration.
         backbone: the model.
-        conversations: how many; conversation i has seed + i.
+        conversations: how many.
         seed: the same for every policy that is to be compared.
         gamma: discount for each response.
         policy: name of the policy, for the conversations' record.
     """
     with backbone.sampling("policy") as model:
         rollouts = collector.collect(model, conversations=conversations, seed=seed, policy=policy)
-    dropped = dict(rollouts.dropped)
-    known = [c for c in rollouts.conversations if c.outcome is not None]
-    if len(known) < len(rollouts.conversations):
-        dropped["truncated"] = len(rollouts.conversations) - len(known)
+    known = rollouts.conversations
     returns = [discounted_return(c, gamma) for c in known]
     successes = sum(float(c.outcome or 0.0) > SUCCESS for c in known)
     sampled = sum(len(turn.response_ids) for c in known for turn in c.turns)
@@ -85,7 +86,8 @@ def validate(
         conversations=len(known),
         turns=sum(len(c.turns) for c in known) / max(1, len(known)),
         tokens=sampled / max(1, len(known)),
-        dropped=dropped,
+        truncated=rollouts.truncated,
+        dropped=rollouts.dropped,
         returns=returns,
         samples=known,
     )

@@ -1,0 +1,117 @@
+"""What the loop asks of an algorithm: evaluate, improve, converged. The loop never asks which one runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lightning_mtrl.conversation import Conversation
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+    from lightning_mtrl.models.adapters import Backbone
+    from lightning_mtrl.modules.base import RoleModule
+    from lightning_mtrl.rollouts.datamodule import RolloutDataModule
+    from lightning_mtrl.rollouts.sampling import SamplingConfig
+    from lightning_mtrl.rollouts.tokens import ChatTokenizer
+
+
+@dataclass
+class Context:
+    """What an algorithm works with; the loop fills it once.
+
+    Attributes:
+        fabric: devices, precision and loggers.
+        backbone: the shared model; its role "policy" exists and holds pi_0.
+        chat: tokens of prompts, responses and observations.
+        datamodule: the current rollouts.
+        sampling: how responses are drawn.
+        context_length: tokens that a conversation may hold.
+        rows: conversations or responses that are sampled together.
+        max_skipped_steps: non-finite steps in a row after which the run stops.
+        on_step: called after every optimizer step.
+        say: prints a block of text for the person who watches.
+        iteration: number of the current iteration, from 0.
+        seed: seed of the current phase; the loop sets it anew for each phase.
+    """
+
+    fabric: Fabric
+    backbone: Backbone
+    chat: ChatTokenizer
+    datamodule: RolloutDataModule
+    sampling: SamplingConfig
+    context_length: int
+    rows: int = 256
+    max_skipped_steps: int = 10
+    on_step: Callable[[], None] = lambda: None
+    say: Callable[[str], None] = print
+    iteration: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What policy evaluation found.
+
+    Attributes:
+        metrics: numbers for the logs and for the summary's row, by name without the phase.
+        trusted: False when the signal is no better than knowing nothing; no step is taken then.
+        reason: why it is not trusted.
+        figures: matplotlib figures for the logs, by name.
+    """
+
+    metrics: Mapping[str, float]
+    trusted: bool = True
+    reason: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """What an improvement step did.
+
+    Attributes:
+        metrics: numbers for the logs and for the summary's row.
+        accepted: False when the step was not taken, or taken back.
+    """
+
+    metrics: Mapping[str, float]
+    accepted: bool = True
+
+
+class Algorithm(ABC):
+    """One way to evaluate a policy and to improve it."""
+
+    @abstractmethod
+    def setup(self, context: Context) -> None:
+        """Create modules and optimizers on the context's backbone."""
+
+    @abstractmethod
+    def evaluate(self, rollouts: list[Conversation]) -> Signal:
+        """Learn from conversations of the current policy how good its responses were."""
+
+    @abstractmethod
+    def improve(self, rollouts: list[Conversation], signal: Signal) -> Improvement:
+        """Change the policy (the backbone's role "policy") for the better."""
+
+    @abstractmethod
+    def converged(self, signal: Signal) -> bool:
+        """True when there is nothing more to learn."""
+
+    @abstractmethod
+    def modules(self) -> dict[str, tuple[RoleModule, Any]]:
+        """Each trained module with its optimizer, by the name used in checkpoints."""
+
+    def state(self) -> dict[str, Any]:
+        """Anything else that a resumed run needs, as JSON."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Put `state` back."""
+
+    def turn_values(self, conversations: list[Conversation]) -> list[list[float]] | None:
+        """Value of each turn for people who read sample conversations; None if the algorithm has none."""
+        return None

@@ -1,0 +1,162 @@
+"""Iterative PPO: fit Q of the deployed policy, then improve it by single-turn RL against that Q.
+
+Jiang, Bhandari, Yang, Munos and Lu 2025, "Aligning LLMs Toward Multi-Turn Conversational Outcomes Using
+Iterative PPO" (arXiv:2511.21638), Algorithm 1:
+
+    for i = 0, 1, 2, ...
+        collect conversations of pi_i                                 (the loop does this)
+        fit Q_i to the returns of its responses                       `evaluate`
+        pi_{i+1} <- token-level PPO on the logged states, reward Q_i  `improve`
+        stop when Q_i has stopped changing                            `converged`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
+from lightning_mtrl.algorithms.diagnostics import diagnose
+from lightning_mtrl.algorithms.estimators import GAE, AdvantageEstimator
+from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, predict
+from lightning_mtrl.algorithms.policy_improvement import ImprovementConfig, SingleTurnImprover
+from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.evaluation.figures import calibration_figure
+from lightning_mtrl.modules.base import RoleModule
+from lightning_mtrl.modules.policy import KLTerm, Policy
+from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.modules.value_head import ValueHead
+from lightning_mtrl.rollouts.datamodule import State
+
+
+class IterativePPO(Algorithm):
+    """Multi-turn policy iteration with a Q-critic and single-turn PPO.
+
+    It is not on-policy within a step: no environment is touched while the policy improves.
+
+    Args:
+        evaluation: how the Q-critic is fitted.
+        improvement: how the policy is improved.
+        estimator: `GAE` (PPO with a value head), `RLOO`, `GRPO`, or a class of your own; Theorem 1 holds for
+            any of them.
+    """
+
+    def __init__(
+        self,
+        evaluation: EvaluationConfig | None = None,
+        improvement: ImprovementConfig | None = None,
+        estimator: AdvantageEstimator | None = None,
+    ) -> None:
+        self.evaluation = evaluation or EvaluationConfig()
+        self.improvement = improvement or ImprovementConfig()
+        self.estimator = estimator or GAE()
+        self._probe: list[Conversation] = []
+        self._probe_q: list[float] = []
+        self._changes: list[float] = []
+
+    @property
+    def gamma(self) -> float:
+        """Discount for each response; it enters evaluation only, improvement is a bandit."""
+        return self.evaluation.gamma
+
+    def setup(self, context: Context) -> None:
+        """Create critic, policy, value head and the reference role (a frozen copy of pi_i)."""
+        self.context = context
+        e, i = self.evaluation, self.improvement
+        backbone = context.backbone
+        backbone.add_role("reference", like="policy", trainable=False)
+        self.critic = QCritic(
+            backbone, e.loss, e.gamma, e.td_lambda, e.read, e.layer, e.learning_rate, e.weight_decay
+        )
+        kl = KLTerm(i.kl_coef, i.kl_estimator, i.kl_direction)
+        self.policy = Policy(backbone, i.clip_range, kl, i.entropy_coef, i.learning_rate)
+        self.critic_stepper = Stepper(context, self.critic, e.max_norm, e.micro_batch_size)
+        self.policy_stepper = Stepper(context, self.policy, i.max_norm, i.micro_batch_states)
+        self.value_stepper = None
+        if self.estimator.needs_values:
+            value = ValueHead(backbone, i.value_role, i.value_learning_rate)
+            self.value_stepper = Stepper(context, value, i.max_norm, i.micro_batch_states)
+        self.improver = SingleTurnImprover(
+            i, self.estimator, self.critic, self.policy_stepper, self.value_stepper, context
+        )
+
+    def evaluate(self, rollouts: list[Conversation]) -> Signal:
+        """EVALUATE: regress Q_i(s, a) on the Monte Carlo returns G of pi_i's responses."""
+        report = fit_critic(self.critic, self.critic_stepper, self.evaluation, self.context)
+        metrics = {**report.metrics(), "q_change": self._q_change()}
+        reason = "" if report.beats_constant else (
+            f"the Q-critic does not beat a constant on held-out conversations (gain {report.gain[0]:.4f} nats, "
+            f"lower bound {report.gain[1]:.4f}); collect more conversations or fit it longer"
+        )
+        return Signal(metrics, report.beats_constant, reason, {"calibration": calibration_figure(report)})
+
+    def improve(self, rollouts: list[Conversation], signal: Signal) -> Improvement:
+        """IMPROVE: token-level RL on D_single, with Q_i at the end of a response as its reward."""
+        context, data = self.context, self.context.datamodule
+        context.backbone.copy_role("policy", "reference")
+        held_out = self._drawn(data.states(data.validation_conversations))
+        before = self.improver.sample(held_out, context.seed - 1, role="reference")
+        context.say(diagnose(before, signal, context))
+        if not signal.trusted:
+            context.say(f"No step is taken: {signal.reason}.")
+            return Improvement({}, accepted=False)
+        kept = {name: module.state() for name, (module, _) in self.modules().items() if name != "critic"}
+        metrics = self.improver.run(data.states(data.train_conversations))
+        after = self.improver.sample(held_out, context.seed - 1)
+        gain, low, high = self.improver.gain(before, after)
+        metrics |= {"gain": gain, "gain_low": low, "gain_high": high}
+        accepted = self.improvement.accept == "always" or low > 0
+        if not accepted:
+            context.say(f"The step is taken back: its gain in Q is {gain:.4f}, 95% interval {low:.4f} to {high:.4f}.")
+            for name, state in kept.items():
+                self.modules()[name][0].load_state(state)
+        return Improvement({**metrics, "accepted": float(accepted)}, accepted)
+
+    def converged(self, signal: Signal) -> bool:
+        """True when Q has changed by less than the tolerance in two iterations in a row."""
+        tolerance = self.evaluation.tolerance
+        return len(self._changes) >= 2 and all(change < tolerance for change in self._changes[-2:])
+
+    def modules(self) -> dict[str, tuple[RoleModule, Any]]:
+        """Critic and policy, and the value head where the estimator has one."""
+        steppers = {"critic": self.critic_stepper, "policy": self.policy_stepper, "value": self.value_stepper}
+        return {name: (s.module.module, s.optimizer) for name, s in steppers.items() if s is not None}
+
+    def state(self) -> dict[str, Any]:
+        """The fixed set of turns, Q on it, and how it has changed."""
+        return {
+            "probe": [c.to_json() for c in self._probe],
+            "probe_q": self._probe_q,
+            "changes": self._changes,
+            "kl_coef": self.improver.kl_coef,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Put `state` back."""
+        self._probe = [Conversation.from_json(record) for record in state["probe"]]
+        self._probe_q, self._changes = list(state["probe_q"]), list(state["changes"])
+        self.improver.kl_coef = state["kl_coef"]
+
+    def turn_values(self, conversations: list[Conversation]) -> list[list[float]]:
+        """Q of each turn."""
+        return [values.tolist() for values in predict(self.critic, conversations, self.context)]
+
+    def _q_change(self) -> float:
+        """Mean |Q_i - Q_{i-1}| on turns of the first iteration's held-out conversations; NaN at first."""
+        if not self._probe:
+            self._probe = self.context.datamodule.validation_conversations[:64]
+        q = torch.cat(predict(self.critic, self._probe, self.context)).tolist()
+        change = float("nan")
+        if self._probe_q:
+            change = sum(abs(a - b) for a, b in zip(q, self._probe_q, strict=True)) / len(q)
+            self._changes.append(change)
+        self._probe_q = q
+        return change
+
+    def _drawn(self, states: Sequence[State]) -> list[State]:
+        generator = torch.Generator().manual_seed(self.context.seed)
+        order = torch.randperm(len(states), generator=generator)[: self.improvement.certificate_states]
+        return [states[place] for place in order.tolist()]

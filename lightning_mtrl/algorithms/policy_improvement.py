@@ -1,0 +1,249 @@
+"""Policy improvement: single-turn, token-level PPO on logged states, with Q as the reward of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lightning_mtrl import objectives
+from lightning_mtrl.algorithms.base import Context
+from lightning_mtrl.algorithms.estimators import AdvantageEstimator
+from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.batch import ImprovementBatch
+from lightning_mtrl.modules.base import scored_tokens
+from lightning_mtrl.modules.policy import Policy
+from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.modules.value_head import ValueHead
+from lightning_mtrl.rollouts.datamodule import State
+from lightning_mtrl.rollouts.engine import SampledResponse, sample_groups
+from lightning_mtrl.rollouts.groups import Glue, GroupBatch, group_batch
+
+SCORING_STATES = 64  # states in a pass without gradients
+
+
+@dataclass(frozen=True)
+class ImprovementConfig:
+    """How the policy is improved against a fixed Q.
+
+    Attributes:
+        rounds: times that fresh responses are sampled from the policy being trained, at most.
+        states: logged states drawn for each round.
+        samples: responses for each state; they share its prefix.
+        epochs: passes over a round's responses.
+        minibatch_states: states in one optimizer step.
+        micro_batch_states: states in one forward pass; null for all of a step.
+        learning_rate: of the policy's AdamW.
+        value_learning_rate: of the value head's AdamW.
+        value_role: adapter of the value head: "value" for its own, "policy" to read the policy's hidden states.
+        clip_range: half-width of the allowed probability ratio of a token.
+        kl_coef: weight of the KL penalty to pi_i, in reward per nat.
+        kl_in: "loss" adds the penalty to the loss; "reward" takes it off the tokens' rewards.
+        kl_estimator: per-token estimator, "k1", "k2" or "k3".
+        kl_direction: "reverse" is KL(policy || pi_i); "forward" is KL(pi_i || policy).
+        kl_target: KL per response in nats that an adaptive `kl_coef` aims at; null keeps it fixed.
+        kl_ceiling: KL(policy || pi_i) per response in nats at which an iteration's improvement stops; null
+            for none.
+        entropy_coef: weight of the entropy bonus, in reward per nat.
+        reward: "q" rewards a response with Q; "logit" with log(Q / (1 - Q)), which tells small values apart.
+        mean_over: "token": every sampled token weighs the same in the loss; "response": every response.
+        max_norm: gradients are scaled down to this norm.
+        certificate_states: held-out states on which the gain in Q is estimated.
+        accept: "improved_only" takes a step back when the gain's 95% interval reaches below zero; "always".
+    """
+
+    rounds: int = 8
+    states: int = 64
+    samples: int = 8
+    epochs: int = 2
+    minibatch_states: int = 16
+    micro_batch_states: int | None = None
+    learning_rate: float = 1e-5
+    value_learning_rate: float = 1e-4
+    value_role: str = "policy"
+    clip_range: float = 0.2
+    kl_coef: float = 0.02
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_direction: Literal["reverse", "forward"] = "reverse"
+    kl_target: float | None = None
+    kl_ceiling: float | None = 1.5
+    entropy_coef: float = 0.0
+    reward: Literal["q", "logit"] = "q"
+    mean_over: Literal["token", "response"] = "token"
+    max_norm: float = 1.0
+    certificate_states: int = 128
+    accept: Literal["improved_only", "always"] = "improved_only"
+
+
+@dataclass(frozen=True)
+class ScoredGroups:
+    """Responses of some states with their Q.
+
+    Attributes:
+        batch: the packed tokens.
+        q: Q of each response, in units of reward.
+    """
+
+    batch: GroupBatch
+    q: Float[Tensor, "S n"]
+
+
+class SingleTurnImprover:
+    """Token-level RL on the prompts of logged states.
+
+    Each round: sample responses of the current policy, reward each with Q at its last token, estimate
+    advantages, and take clipped steps. It never touches an environment.
+    """
+
+    def __init__(
+        self,
+        config: ImprovementConfig,
+        estimator: AdvantageEstimator,
+        critic: QCritic,
+        policy: Stepper,
+        value: Stepper | None,
+        context: Context,
+    ) -> None:
+        self.config, self.estimator, self.critic, self.context = config, estimator, critic, context
+        self.policy_stepper, self.value_stepper = policy, value
+        self.policy: Policy = policy.module.module
+        self.value: ValueHead | None = value.module.module if value else None
+        self.kl_coef = config.kl_coef
+        chat = context.chat
+        self.glue = Glue(chat.pad_id, chat.end_id, tuple(chat.header_ids))
+
+    def run(self, states: Sequence[State]) -> dict[str, float]:
+        """Improve the policy on these states until the rounds are over or the KL ceiling is reached."""
+        generator = torch.Generator().manual_seed(self.context.seed)
+        self.policy.kl_coef = self.kl_coef if self.config.kl_in == "loss" else 0.0
+        history: list[dict[str, float]] = []
+        for number in range(self.config.rounds):
+            drawn = torch.randperm(len(states), generator=generator)[: self.config.states].tolist()
+            scored = self.sample([states[i] for i in drawn], self.context.seed + number)
+            batch, measured = self.prepare(scored)
+            history.append(measured)
+            if self.config.kl_ceiling is not None and measured["kl"] > self.config.kl_ceiling:
+                break
+            self._adapt(measured["kl"])
+            for _ in range(self.config.epochs):
+                self._epoch(batch, generator)
+        return {**history[-1], "rounds": float(len(history)), "kl_coef": self.kl_coef}
+
+    def sample(self, states: Sequence[State], seed: int, role: str = "policy") -> ScoredGroups:
+        """Sample responses for each state and score them with Q."""
+        context = self.context
+        prefixes = [state.ids for state in states]
+        with context.backbone.sampling(role) as model:
+            responses = sample_groups(
+                model,
+                prefixes,
+                self.config.samples,
+                sampling=context.sampling,
+                end_ids=context.chat.end_ids,
+                pad_id=context.chat.pad_id,
+                seed=seed,
+                rows=context.rows,
+            )
+        return self.score(prefixes, responses)
+
+    @torch.no_grad()
+    def score(
+        self, prefixes: Sequence[Sequence[int]], responses: Sequence[Sequence[SampledResponse]]
+    ) -> ScoredGroups:
+        """Q of given responses, one pass for each state."""
+        self.critic.eval()
+        batch = group_batch(prefixes, responses, self.glue).to(self.context.fabric.device)
+        with self.context.fabric.autocast():
+            parts = [self.critic.values(part) for part in _parts(batch, SCORING_STATES)]
+        return ScoredGroups(batch, torch.cat(parts))
+
+    @torch.no_grad()
+    def prepare(self, scored: ScoredGroups) -> tuple[ImprovementBatch, dict[str, float]]:
+        """Rewards, advantages and loss weights of a round; and what they look like."""
+        batch, config = scored.batch, self.config
+        reference = self._reference_logprobs(batch)
+        kl = torch.where(batch.response_mask, batch.behaviour_logprobs - reference, 0.0)
+        rewards = self._token_rewards(scored, kl)
+        mask = batch.by_response(batch.response_mask)
+        values = self._values(batch)
+        advantages, returns = self.estimator.estimate(rewards, batch.by_response(values), mask, self._groups(scored))
+        weights = objectives.token_weights(mask, config.mean_over)
+        improvement = ImprovementBatch(
+            **{f.name: getattr(batch, f.name) for f in fields(ImprovementBatch) if hasattr(batch, f.name)},
+            reference_logprobs=reference,
+            advantages=batch.by_row(advantages),
+            returns=batch.by_row(returns),
+            values=values,
+            loss_weights=batch.by_row(weights),
+        )
+        return improvement, self._measured(scored, kl, mask, advantages)
+
+    def gain(self, before: ScoredGroups, after: ScoredGroups) -> tuple[float, float, float]:
+        """E_{a~pi'}[Q] - E_{a~pi}[Q] on the same states, with its 95% interval (Theorem 1's precondition)."""
+        difference = (after.q.mean(1) - before.q.mean(1)).double()
+        mean, half = difference.mean(), 1.96 * difference.std() / max(1, len(difference)) ** 0.5
+        return float(mean), float(mean - half), float(mean + half)
+
+    def _epoch(self, batch: ImprovementBatch, generator: torch.Generator) -> None:
+        order = torch.randperm(len(batch), generator=generator)
+        for chosen in order.split(self.config.minibatch_states):
+            part = _reweighted(batch.rows(chosen.to(batch.input_ids.device)))
+            self.policy_stepper.step(part)
+            if self.value_stepper is not None:
+                self.value_stepper.step(part)
+
+    def _token_rewards(self, scored: ScoredGroups, kl: Float[Tensor, "S T"]) -> Float[Tensor, "N L"]:
+        batch = scored.batch
+        reward = scored.q.clamp(1e-4, 1 - 1e-4).logit() if self.config.reward == "logit" else scored.q
+        rewards = torch.zeros_like(kl).scatter(1, batch.turn_end, reward.to(kl.dtype))
+        if self.config.kl_in == "reward":
+            rewards = rewards - self.kl_coef * kl
+        return batch.by_response(rewards)
+
+    def _reference_logprobs(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
+        parts = []
+        for part in _parts(batch, SCORING_STATES):
+            with self.context.fabric.autocast():
+                hidden = self.context.backbone.hidden(
+                    "reference", part.input_ids, part.attention_mask, part.position_ids
+                )
+                parts.append(scored_tokens(self.context.backbone, "reference", hidden, part)[0])
+        return torch.cat(parts)
+
+    def _values(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
+        if self.value is None or not self.estimator.needs_values:
+            return torch.zeros_like(batch.behaviour_logprobs)
+        return torch.cat([self.value(part) for part in _parts(batch, SCORING_STATES)])
+
+    def _groups(self, scored: ScoredGroups) -> Int[Tensor, " N"]:
+        states, number = scored.q.shape
+        return torch.arange(states, device=scored.q.device).repeat_interleave(number)
+
+    def _adapt(self, kl: float) -> None:
+        if self.config.kl_target is not None:
+            self.kl_coef = objectives.adaptive_kl_coef(self.kl_coef, kl, self.config.kl_target)
+            self.policy.kl_coef = self.kl_coef if self.config.kl_in == "loss" else 0.0
+
+    def _measured(self, scored: ScoredGroups, kl: Tensor, mask: Tensor, advantages: Tensor) -> dict[str, Any]:
+        per_response = scored.batch.by_response(kl).sum(1)
+        return {
+            "kl": per_response.mean().item(),
+            "q": scored.q.mean().item(),
+            "q_spread": scored.q.std(1).mean().item(),
+            "response_tokens": mask.sum(1).float().mean().item(),
+            "advantage_std": advantages[mask].std().item(),
+        }
+
+
+def _parts(batch: GroupBatch, size: int) -> list[GroupBatch]:
+    return [batch.rows(slice(start, start + size)) for start in range(0, len(batch), size)]
+
+
+def _reweighted(batch: ImprovementBatch) -> ImprovementBatch:
+    """Weights that sum to 1 over this optimizer step."""
+    return replace(batch, loss_weights=batch.loss_weights / batch.loss_weights.sum().clamp(min=1e-12))

@@ -1,0 +1,180 @@
+"""Put a run together from its configuration: model, environment, rollouts, algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric import Fabric
+
+from lightning_mtrl.algorithms.base import Algorithm, Context
+from lightning_mtrl.config import ModelConfig, RunConfig
+from lightning_mtrl.environments.protocol import Environment
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.models.load import load_model
+from lightning_mtrl.models.tiny import TINY_ADAPTER
+from lightning_mtrl.parsing import build_algorithm, build_environment
+from lightning_mtrl.rollouts.collector import Collector
+from lightning_mtrl.rollouts.datamodule import RolloutDataModule
+from lightning_mtrl.rollouts.sampling import SamplingConfig
+from lightning_mtrl.rollouts.tokens import ChatTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass
+class Parts:
+    """Everything that a loop moves.
+
+    Attributes:
+        config: the run's configuration.
+        environment: the other side of the conversation.
+        collector: collects the conversations that are learned from.
+        validator: collects the conversations that measure a policy: no exploration, its own temperature.
+        context: what the algorithm works with.
+        algorithm: set up on the context.
+    """
+
+    config: RunConfig
+    environment: Environment
+    collector: Collector
+    validator: Collector
+    context: Context
+    algorithm: Algorithm
+
+    @property
+    def backbone(self) -> Backbone:
+        """The shared model."""
+        return self.context.backbone
+
+    @property
+    def gamma(self) -> float:
+        """Discount for each response."""
+        return float(getattr(self.algorithm, "gamma", 1.0))
+
+
+def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress: bool = True) -> Parts:
+    """Load the model and build every part; nothing is sampled or trained yet.
+
+    Raises:
+        UserError: if a part of the configuration cannot work.
+    """
+    algorithm, environment = build_algorithm(config), build_environment(config)
+    fabric = _fabric(config, loggers or [])
+    backbone, chat = build_backbone(config.model)
+    if config.model.quantization == "none":
+        backbone.to(fabric.device)
+    data = config.data
+    context_length = _context_length(config.model, backbone)
+    sampling = SamplingConfig(data.temperature, data.top_k, data.top_p, data.min_p, data.max_response_tokens)
+    collector = Collector(
+        environment,
+        chat,
+        sampling=sampling,
+        rows=data.rows,
+        context_length=context_length,
+        max_turns=data.max_turns,
+        group_size=data.group_size,
+        explore_share=data.explore_share,
+        explore_temperature=data.explore_temperature,
+        personas=tuple(data.personas),
+        persona_share=data.persona_share,
+        show_progress=show_progress,
+    )
+    validator = Collector(
+        environment,
+        chat,
+        sampling=SamplingConfig(
+            config.validation.temperature, data.top_k, data.top_p, data.min_p, data.max_response_tokens
+        ),
+        rows=data.rows,
+        context_length=context_length,
+        max_turns=data.max_turns,
+        show_progress=show_progress,
+    )
+    datamodule = RolloutDataModule(
+        tokenizer=chat, batch_size=data.batch_size, validation_share=data.validation_share, seed=config.seed
+    )
+    context = Context(
+        fabric, backbone, chat, datamodule, sampling, context_length, data.rows, config.loop.max_skipped_steps
+    )
+    algorithm.setup(context)
+    return Parts(config, environment, collector, validator, context, algorithm)
+
+
+def build_backbone(config: ModelConfig) -> tuple[Backbone, ChatTokenizer]:
+    """Load the base model, and put pi_0 into its role "policy".
+
+    pi_0 is the base itself, or `model.adapter`; `tiny` brings its own.
+    """
+    from peft import LoraConfig
+
+    loaded = load_model(
+        config.name,
+        quantization=config.quantization,
+        dtype=config.dtype,
+        gguf_file=config.gguf_file,
+        trust_remote_code=config.trust_remote_code,
+    )
+    adapter = config.adapter or (str(TINY_ADAPTER) if config.name == "tiny" else None)
+    model = loaded.model
+    if adapter and config.fine_tuning == "full":
+        model, adapter = _merged(model, adapter), None
+    lora = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
+        lora_dropout=config.lora_dropout,
+        target_modules=config.lora_targets,
+        task_type="CAUSAL_LM",
+    )
+    backbone = Backbone(model, config.fine_tuning, lora, config.gradient_checkpointing)
+    backbone.add_role("policy", adapter=adapter)
+    return backbone, ChatTokenizer(loaded.tokenizer)
+
+
+def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
+    from peft import PeftModel
+
+    merged: PreTrainedModel = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    return merged
+
+
+def _fabric(config: RunConfig, loggers: list[Any]) -> Fabric:
+    wanted = config.fabric
+    if wanted.threads is not None:
+        torch.set_num_threads(wanted.threads)
+    fabric = Fabric(
+        accelerator=wanted.accelerator,
+        devices=wanted.devices,
+        num_nodes=wanted.num_nodes,
+        strategy=wanted.strategy,
+        precision=wanted.precision,  # type: ignore[arg-type]  # Fabric checks the name itself
+        loggers=loggers,
+    )
+    if fabric.world_size > 1:
+        raise UserError(
+            f"fabric.devices x fabric.num_nodes is {fabric.world_size}, but this version runs one process. "
+            f"Pass --fabric.devices 1 --fabric.num_nodes 1."
+        )
+    fabric.launch()
+    return fabric
+
+
+def _context_length(config: ModelConfig, backbone: Backbone) -> int:
+    limit = getattr(backbone.config.get_text_config(), "max_position_embeddings", None)
+    wanted = config.context_length
+    if wanted is not None and limit is not None and wanted > limit:
+        raise UserError(
+            f"model.context_length is {wanted}, but {config.name!r} was made for {limit} tokens. "
+            f"Pass --model.context_length {limit} or less."
+        )
+    length = wanted or limit
+    if length is None:
+        raise UserError(
+            f"model.context_length is null, and {config.name!r} states no limit of its own. "
+            f"Pass --model.context_length with the longest conversation in tokens."
+        )
+    return int(length)

@@ -1,0 +1,113 @@
+"""The policy-iteration loop: collect, evaluate, improve, stop. It never asks which algorithm runs."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.fabric import seed_everything
+
+from lightning_mtrl.algorithms.base import Improvement, Signal
+from lightning_mtrl.assembly import Parts, assemble
+from lightning_mtrl.config import RunConfig
+from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.evaluation.validate import Validation, validate
+from lightning_mtrl.runs.folder import RunFolder
+from lightning_mtrl.recorder import Recorder
+
+
+class PolicyIterationLoop:
+    """Repeats policy evaluation and policy improvement, and keeps everything a run leaves behind.
+
+    Every phase starts from its own seed, so an iteration that is done again after a crash is done in the
+    same way.
+
+    Args:
+        config: the run's configuration.
+        folder: where the run lives; a run with a checkpoint is continued.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+        self.config = config
+        self.recorder = Recorder(config, folder)
+        self.parts: Parts = assemble(config, self.recorder.loggers)
+        self.parts.context.say = self.recorder.say
+        self.parts.context.on_step = self.recorder.on_step
+        self.algorithm = self.parts.algorithm
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Run to the last iteration, or until the algorithm has converged."""
+        start = self.recorder.resume(self.parts)
+        if start == 0:
+            self.report(0, None, None)
+        for iteration in range(start, self.config.loop.iterations):
+            self.parts.context.iteration = iteration
+            rollouts = self.collect(iteration)
+            with self.phase("evaluate", iteration):
+                signal = self.algorithm.evaluate(rollouts)
+            with self.phase("improve", iteration):
+                improvement = self.algorithm.improve(rollouts, signal)
+            self.report(iteration + 1, signal, improvement)
+            self.recorder.checkpoint(iteration + 1, self.parts)
+            if self.config.loop.stop_when_converged and self.algorithm.converged(signal):
+                self.recorder.say(f"Converged after {iteration + 1} iterations.")
+                break
+        self.recorder.close()
+
+    def collect(self, iteration: int) -> list[Conversation]:
+        """Conversations of the current policy, and a share of earlier policies' for the critic."""
+        parts, data = self.parts, self.config.data
+        with self.phase("collect", iteration), parts.backbone.sampling("policy") as model:
+            rollouts = parts.collector.collect(
+                model,
+                conversations=data.conversations,
+                seed=derived_seed(self.config.seed, iteration, "environment"),
+                policy=policy_name(iteration),
+            )
+        self.recorder.rollouts(iteration, rollouts)
+        fresh = rollouts.conversations
+        wanted = round(len(fresh) * data.earlier_share / (1 - data.earlier_share))
+        earlier = self.recorder.earlier(iteration, wanted)
+        parts.context.datamodule.set_rollouts(fresh, earlier=earlier, seed=self.parts.context.seed)
+        return fresh
+
+    def report(self, number: int, signal: Signal | None, improvement: Improvement | None) -> Validation:
+        """Measure policy `number` and record it, with what made it."""
+        parts, wanted = self.parts, self.config.validation
+        with self.phase("validate", number):
+            validation = validate(
+                parts.validator,
+                parts.backbone,
+                conversations=wanted.conversations,
+                seed=wanted.seed,
+                gamma=parts.gamma,
+                policy=policy_name(number),
+            )
+        self.recorder.policy(number, validation, signal, improvement, self.seconds, parts)
+        self.seconds = {}
+        return validation
+
+    @contextmanager
+    def phase(self, name: str, iteration: int) -> Iterator[None]:
+        """Seed a phase by its name and iteration, and time it."""
+        seed = derived_seed(self.config.seed, iteration, name)
+        seed_everything(seed, verbose=False)
+        self.parts.context.seed = seed
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def policy_name(number: int) -> str:
+    """Name of policy pi_number in records."""
+    return f"iteration-{number:04d}"
+
+
+def derived_seed(*parts: Any) -> int:
+    """A seed in [0, 2^31) that depends on all parts, the same on every machine."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1

@@ -1,0 +1,208 @@
+"""Everything that a run leaves behind: folder, logs, summary, rollouts, checkpoints, the policy to deploy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.loggers import Logger
+
+from lightning_mtrl.algorithms.base import Improvement, Signal
+from lightning_mtrl.assembly import Parts
+from lightning_mtrl.config import RunConfig
+from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.evaluation.validate import Validation
+from lightning_mtrl.runs.export import save_adapter
+from lightning_mtrl.rollouts.collector import Rollouts
+from lightning_mtrl.rollouts.logs import read_conversations, write_conversations
+from lightning_mtrl.runs.checkpoint import (
+    CheckpointState,
+    latest_checkpoint,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from lightning_mtrl.runs.folder import RunFolder
+from lightning_mtrl.runs.loggers import Clock, RunLog, keep_rows_before
+from lightning_mtrl.runs.summary import Summary
+
+
+class Recorder:
+    """Writes a run's folder and reads it back.
+
+    Args:
+        config: the run's configuration.
+        folder: the run's folder.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+        self.config, self.folder = config, folder
+        newest = latest_checkpoint(folder)
+        self.checkpointed = load_checkpoint(newest) if newest else None
+        start = self.checkpointed.iteration if self.checkpointed else 0
+        step = int(self.checkpointed.loop["step"]) if self.checkpointed else 0
+        keep_rows_before(folder.metrics, start)
+        self.clock = Clock(start, step)
+        self.log = RunLog(folder, config.loggers, self.clock)
+        self.summary = Summary.open(folder.summary)
+
+    @property
+    def loggers(self) -> Sequence[Logger]:
+        """For `Fabric(loggers=...)`."""
+        return self.log.loggers
+
+    def resume(self, parts: Parts) -> int:
+        """Put the newest checkpoint's state into the parts; returns the iteration to go on with."""
+        if self.checkpointed is None:
+            self._note_optimum(parts)
+            return 0
+        state = self.checkpointed
+        for name, (module, optimizer) in parts.algorithm.modules().items():
+            module.load_state(dict(state.tensors[name]))
+            optimizer.load_state_dict(dict(state.optimizers[name]))
+        parts.algorithm.load_state(state.loop["algorithm"])
+        self.say(f"Resumed after iteration {state.iteration}.")
+        return state.iteration
+
+    def checkpoint(self, done: int, parts: Parts) -> None:
+        """Keep all that the next iteration depends on, and the policy as a peft folder."""
+        modules = parts.algorithm.modules()
+        state = CheckpointState(
+            iteration=done,
+            tensors={name: module.state() for name, (module, _) in modules.items()},
+            optimizers={name: optimizer.state_dict() for name, (_, optimizer) in modules.items()},
+            loop={"step": self.clock.step, "algorithm": parts.algorithm.state()},
+        )
+        self.log.flush()
+        save_checkpoint(self.folder.checkpoint(done), state)
+        prune_checkpoints(self.folder, self.config.loop.checkpoint_keep)
+        save_adapter(parts.backbone, "policy", self.folder.policy_adapter)
+
+    def rollouts(self, iteration: int, rollouts: Rollouts) -> None:
+        """Store an iteration's conversations, and log what they were like."""
+        self.clock.iteration = iteration
+        write_conversations(
+            self.folder.rollouts(iteration, self.config.data.file_format), rollouts.conversations
+        )
+        known = [c for c in rollouts.conversations if c.outcome is not None]
+        self.log.metrics(
+            {
+                "rollouts/outcome": sum(float(c.outcome or 0.0) for c in known) / max(1, len(known)),
+                "rollouts/turns": sum(len(c.turns) for c in known) / max(1, len(known)),
+                "rollouts/tokens": float(rollouts.tokens),
+                "rollouts/truncated": float(rollouts.truncated),
+                "rollouts/dropped": float(sum(rollouts.dropped.values())),
+            }
+        )
+        lengths = [float(len(t.response_ids)) for c in rollouts.conversations for t in c.turns]
+        self.log.histogram("rollouts/response_tokens", torch.tensor(lengths))
+
+    def earlier(self, iteration: int, wanted: int) -> list[Conversation]:
+        """A sample of the stored conversations of policies before `iteration`."""
+        if wanted == 0:
+            return []
+        found: list[Conversation] = []
+        for number in range(iteration):
+            file = self.folder.rollouts(number, self.config.data.file_format)
+            found += read_conversations(file, strict=True).conversations
+        return random.Random(f"{self.config.seed}/{iteration}").sample(found, min(wanted, len(found)))
+
+    def policy(
+        self,
+        number: int,
+        validation: Validation,
+        signal: Signal | None,
+        improvement: Improvement | None,
+        seconds: Mapping[str, float],
+        parts: Parts,
+    ) -> None:
+        """Record policy `number`: its summary row, curves, figures and sample conversations."""
+        self.clock.iteration = number
+        self._show_phase("critic", signal.metrics if signal else {})
+        self._show_phase("improvement", improvement.metrics if improvement else {})
+        self._show_phase("validation", _numbers(validation.row()))
+        self._show_phase("time", seconds)
+        for name, figure in (signal.figures if signal else {}).items():
+            self.log.figure(f"critic/{name}", figure)
+        self.log.histogram("validation/returns", torch.tensor(validation.returns))
+        self._show_samples(validation, parts)
+        found = signal.metrics if signal else {}
+        row = {
+            "iteration": number,
+            **validation.row(),
+            "kl": improvement.metrics.get("kl") if improvement else 0.0,
+            "q_loss": found.get("q_loss"),
+            "calibration_error": found.get("calibration_error"),
+            "accepted": improvement.accepted if improvement else None,
+            "gain": improvement.metrics.get("gain") if improvement else None,
+            "seconds": dict(seconds),
+        }
+        self.summary.put(row)
+        self.summary.seconds += sum(seconds.values())
+        self.summary.write()
+        self.say(_line(row, self.summary.optimum_success_rate))
+
+    def on_step(self) -> None:
+        """Count an optimizer step."""
+        self.clock.step += 1
+
+    def say(self, text: str) -> None:
+        """Tell the person who watches."""
+        print(text, flush=True)
+
+    def close(self) -> None:
+        """End the logs."""
+        self.log.close()
+
+    def _note_optimum(self, parts: Parts) -> None:
+        find = getattr(parts.environment, "optimum", None)
+        if find is None:
+            return
+        optimum = find(parts.gamma)
+        self.summary.optimum_success_rate = optimum.success_rate
+        self.summary.optimum_return = optimum.mean_return
+        self.say(
+            f"Best possible success rate {optimum.success_rate:.3f}; "
+            f"of the greedy agent {optimum.greedy_success_rate:.3f} (exact)."
+        )
+
+    def _show_phase(self, phase: str, metrics: Mapping[str, float]) -> None:
+        self.log.metrics({f"{phase}/{name}": value for name, value in metrics.items()})
+
+    def _show_samples(self, validation: Validation, parts: Parts) -> None:
+        chosen = validation.samples[: self.config.validation.sample_conversations]
+        if not chosen:
+            return
+        values = parts.algorithm.turn_values(chosen)
+        for place, conversation in enumerate(chosen):
+            text = sample_text(conversation, values[place] if values else None)
+            self.log.text(f"conversations/{place}", text)
+
+
+def sample_text(conversation: Conversation, values: Sequence[float] | None) -> str:
+    """A conversation as Markdown, with the value of each turn where there is one."""
+    lines = [f"**{message.role}**: {message.content}" for message in conversation.prompt]
+    for place, turn in enumerate(conversation.turns):
+        value = f" (Q {values[place]:.2f})" if values is not None else ""
+        lines.append(f"**response {place + 1}**{value}: {turn.response or '*abstains*'}")
+        lines.append(f"**observation**: {turn.observation or '*nothing*'}")
+    outcome = "unknown" if conversation.outcome is None else f"{conversation.outcome:g}"
+    return "\n\n".join([*lines, f"**outcome**: {outcome}"])
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
+
+
+def _line(row: Mapping[str, Any], optimum: float | None) -> str:
+    low, high = row["success_rate_interval"]
+    best = f" of {optimum:.3f} possible" if optimum is not None else ""
+    step = "" if row["accepted"] is None else f"; step {'taken' if row['accepted'] else 'not taken'}"
+    kl = f", KL {row['kl']:.2f} nats a response" if row["kl"] else ""
+    spent = sum(row["seconds"].values())
+    return (
+        f"policy {row['iteration']}: success rate {row['success_rate']:.3f} [{low:.3f}, {high:.3f}]{best}, "
+        f"return {row['mean_return']:.3f}, {row['turns']:.1f} turns{step}{kl}, {spent:.0f} s"
+    )

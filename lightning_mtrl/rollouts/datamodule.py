@@ -1,0 +1,256 @@
+"""The current rollouts, and every module's view of them."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lightning_mtrl.batch import ConversationBatch, collate
+from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.logs import read_conversations
+from lightning_mtrl.rollouts.tokens import ChatTokenizer
+
+BATCHES_IN_POOL = 16
+
+
+@dataclass(frozen=True)
+class State:
+    """A single-turn prompt: everything that the agent has seen before a response.
+
+    Attributes:
+        ids: all token ids before the response.
+        conversation_id: the conversation it comes from.
+        turn: number of the response that followed, from 1.
+    """
+
+    ids: tuple[int, ...]
+    conversation_id: str
+    turn: int
+
+
+class RolloutDataModule(LightningDataModule):
+    """Conversations of the current policy, split for fitting and for measuring.
+
+    The split is by conversation, or by `metadata["customer"]` where that is known, and never by turn, so no
+    turn of a held-out conversation is ever trained on. It depends on the seed and the ids alone.
+
+    The views for training hold conversations that ended with an outcome. A truncated conversation has no
+    Monte Carlo return, and one without an outcome has none either: both stay in `conversations`, and are
+    counted in `dropped`.
+
+    Args:
+        conversations: the rollouts, if there are some already.
+        logs: a file of logged conversations, or "hub:NAME" (`read_conversations`); read in `setup`.
+        tokenizer: gives logged conversations their ids. Needed unless all conversations carry ids.
+        batch_size: conversations in a batch.
+        validation_share: share of the conversations that is held out, in [0, 1).
+        seed: of the split and of the order of batches.
+
+    Attributes:
+        conversations: all rollouts, with ids.
+        train_conversations: those to fit on.
+        validation_conversations: those held out.
+        dropped: number of conversations in neither, by cause.
+    """
+
+    def __init__(
+        self,
+        conversations: Sequence[Conversation] | None = None,
+        *,
+        logs: str | None = None,
+        tokenizer: ChatTokenizer | None = None,
+        batch_size: int = 32,
+        validation_share: float = 0.2,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}, but a batch needs at least 1 conversation.")
+        if not 0.0 <= validation_share < 1.0:
+            raise UserError(
+                f"validation_share is {validation_share}, but a share in [0, 1) was expected, such as 0.2."
+            )
+        self.logs, self.tokenizer = logs, tokenizer
+        self.batch_size, self.validation_share, self.seed = batch_size, validation_share, seed
+        self.conversations: list[Conversation] = []
+        self.train_conversations: list[Conversation] = []
+        self.validation_conversations: list[Conversation] = []
+        self.dropped: dict[str, int] = {}
+        self._unread: dict[str, int] = {}
+        if conversations is not None:
+            self.set_rollouts(conversations)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the logs; Lightning calls this before it asks for batches."""
+        if self.logs is not None and not self.conversations:
+            loaded = read_conversations(self.logs)
+            self._unread = loaded.dropped
+            self.set_rollouts(loaded.conversations)
+
+    def set_rollouts(
+        self,
+        conversations: Sequence[Conversation],
+        *,
+        earlier: Sequence[Conversation] = (),
+        seed: int | None = None,
+    ) -> None:
+        """Take new rollouts in place of the old ones.
+
+        Args:
+            conversations: of the current policy.
+            earlier: of earlier policies, to fit on only; those of a held-out customer are left out.
+            seed: of the split and of the order of batches from now on.
+
+        Raises:
+            UserError: if too few conversations have an outcome.
+        """
+        self.seed = self.seed if seed is None else seed
+        self.conversations = [self._with_ids(c) for c in conversations]
+        causes = Counter(self._unread)
+        causes.update(filter(None, (_unusable(c) for c in self.conversations)))
+        self.dropped = dict(sorted(causes.items()))
+        usable = [c for c in self.conversations if _unusable(c) is None]
+        held_out = self._held_out({_owner(c) for c in usable})
+        past = [self._with_ids(c) for c in earlier if _unusable(c) is None]
+        self.train_conversations = [c for c in [*usable, *past] if _owner(c) not in held_out]
+        self.validation_conversations = [c for c in usable if _owner(c) in held_out]
+        self._order = LengthBuckets(self.train_conversations, self.batch_size, self.seed)
+
+    def train_dataloader(self) -> DataLoader[ConversationBatch]:
+        """Batches to fit on, in a new order each time they are gone through."""
+        return self._loader(self.train_conversations, self._order)
+
+    def val_dataloader(self) -> DataLoader[ConversationBatch] | list[Any]:
+        """Held-out batches, always in the same order; an empty list where nothing is held out."""
+        held_out = self.validation_conversations
+        if not held_out:
+            return []
+        return self._loader(held_out, LengthBuckets(held_out, self.batch_size, None))
+
+    def states(self, conversations: Sequence[Conversation]) -> list[State]:
+        """The state before each response, in order. What follows the last response is no state to act in."""
+        return [state for c in conversations for state in _states(self._with_ids(c))]
+
+    def outcomes(self) -> dict[str, float]:
+        """Outcome of each conversation by its id, where it is known."""
+        return {c.id: c.outcome for c in self.conversations if c.outcome is not None}
+
+    def _loader(
+        self, conversations: list[Conversation], order: LengthBuckets
+    ) -> DataLoader[ConversationBatch]:
+        chat = self.tokenizer
+        pad_id, header_ids = (0, ()) if chat is None else (chat.pad_id, tuple(chat.header_ids))
+        # Each item is a whole batch, so torch's own batching is off.
+        return DataLoader(_Batches(conversations, pad_id, header_ids), batch_size=None, sampler=order)
+
+    def _with_ids(self, conversation: Conversation) -> Conversation:
+        if conversation.has_tokens:
+            return conversation
+        if self.tokenizer is None:
+            raise UserError(
+                f"conversation {conversation.id!r} has no token ids, and there is no tokenizer to make them. "
+                f"Pass tokenizer=ChatTokenizer(...) of the model that will read it."
+            )
+        return self.tokenizer.encode(conversation)
+
+    def _held_out(self, owners: set[str]) -> set[str]:
+        needed = 2 if self.validation_share else 1
+        if len(owners) < needed:
+            raise UserError(
+                f"{len(owners)} of {len(self.conversations)} conversations (by customer where known) ended with "
+                f"an outcome, but at least {needed} are needed"
+                f"{' to hold one out' if needed == 2 else ''}. Left out: {self.dropped or 'none'}."
+            )
+        if not self.validation_share:
+            return set()
+        drawn = sorted(owners, key=self._draw)
+        below = sum(self._draw(owner) < self.validation_share for owner in owners)
+        return set(drawn[: min(max(below, 1), len(owners) - 1)])
+
+    def _draw(self, owner: str) -> float:
+        """A number in [0, 1) that depends on seed and owner only: more data moves nobody to the other side."""
+        digest = hashlib.sha256(f"{self.seed}/{owner}".encode()).digest()
+        return int.from_bytes(digest[:8]) / 2**64
+
+
+class LengthBuckets(Sampler[list[int]]):
+    """Batches of conversations of similar length, in an order that depends on seed and epoch only.
+
+    Conversations are shuffled, sorted by length within pools of some batches, cut into batches, and the
+    batches are shuffled. Every conversation comes once an epoch.
+
+    Args:
+        conversations: with ids.
+        batch_size: conversations in a batch; the last batch may be smaller.
+        seed: None for the order of lengths, without any shuffling.
+    """
+
+    def __init__(self, conversations: Sequence[Conversation], batch_size: int, seed: int | None) -> None:
+        self.lengths = [len(c.token_ids()) for c in conversations]
+        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go on with the order of this epoch, as a resumed `Trainer` does."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-len(self.lengths) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rng = random.Random(f"{self.seed}/{self.epoch}")
+        self.epoch += 1
+        places = list(range(len(self.lengths)))
+        pool = len(places)
+        if self.seed is not None:
+            rng.shuffle(places)
+            pool = self.batch_size * BATCHES_IN_POOL
+        ordered: list[int] = []
+        for start in range(0, len(places), max(pool, 1)):
+            ordered += sorted(places[start : start + pool], key=self.lengths.__getitem__)
+        batches = [ordered[i : i + self.batch_size] for i in range(0, len(ordered), self.batch_size)]
+        if self.seed is not None:
+            rng.shuffle(batches)
+        return iter(batches)
+
+
+class _Batches(Dataset[ConversationBatch]):
+    """Conversations as batches: an item is a list of places."""
+
+    def __init__(
+        self, conversations: list[Conversation], pad_id: int, header_ids: tuple[int, ...]
+    ) -> None:
+        self.conversations, self.pad_id, self.header_ids = conversations, pad_id, header_ids
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def __getitem__(self, places: list[int]) -> ConversationBatch:
+        return collate([self.conversations[place] for place in places], self.pad_id, self.header_ids)
+
+
+def _states(conversation: Conversation) -> Iterator[State]:
+    ids = conversation.prompt_ids
+    for number, turn in enumerate(conversation.turns, start=1):
+        yield State(ids, conversation.id, number)
+        ids = (*ids, *turn.response_ids, *turn.observation_ids)
+
+
+def _owner(conversation: Conversation) -> str:
+    """What the split must not separate."""
+    customer = conversation.metadata.get("customer")
+    return f"id/{conversation.id}" if customer is None else f"customer/{customer}"
+
+
+def _unusable(conversation: Conversation) -> str | None:
+    """Why a conversation has no Monte Carlo return; None if it has one."""
+    if conversation.truncated:
+        return "truncated"
+    return "no outcome" if conversation.outcome is None else None
