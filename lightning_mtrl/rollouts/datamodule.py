@@ -84,7 +84,6 @@ class RolloutDataModule(LightningDataModule):
         self.train_conversations: list[Conversation] = []
         self.validation_conversations: list[Conversation] = []
         self.dropped: dict[str, int] = {}
-        self._unread: dict[str, int] = {}
         if conversations is not None:
             self.set_rollouts(conversations)
 
@@ -92,8 +91,7 @@ class RolloutDataModule(LightningDataModule):
         """Read the logs; Lightning calls this before it asks for batches."""
         if self.logs is not None and not self.conversations:
             loaded = read_conversations(self.logs)
-            self._unread = loaded.dropped
-            self.set_rollouts(loaded.conversations)
+            self._take(loaded.conversations, (), Counter(loaded.dropped))
 
     def set_rollouts(
         self,
@@ -113,8 +111,15 @@ class RolloutDataModule(LightningDataModule):
             UserError: if too few conversations have an outcome.
         """
         self.seed = self.seed if seed is None else seed
+        self._take(conversations, earlier, Counter())
+
+    def _take(
+        self,
+        conversations: Sequence[Conversation],
+        earlier: Sequence[Conversation],
+        causes: Counter[str],
+    ) -> None:
         self.conversations = [self._with_ids(c) for c in conversations]
-        causes = Counter(self._unread)
         causes.update(filter(None, (_unusable(c) for c in self.conversations)))
         self.dropped = dict(sorted(causes.items()))
         usable = [c for c in self.conversations if _unusable(c) is None]
@@ -224,9 +229,7 @@ class LengthBuckets(Sampler[list[int]]):
 class _Batches(Dataset[ConversationBatch]):
     """Conversations as batches: an item is a list of places."""
 
-    def __init__(
-        self, conversations: list[Conversation], pad_id: int, header_ids: tuple[int, ...]
-    ) -> None:
+    def __init__(self, conversations: list[Conversation], pad_id: int, header_ids: tuple[int, ...]) -> None:
         self.conversations, self.pad_id, self.header_ids = conversations, pad_id, header_ids
 
     def __len__(self) -> int:

@@ -1,0 +1,143 @@
+"""Records of conversations in columns: Parquet files and data sets of the Hugging Face Hub.
+
+Columns have no missing keys, only nulls. So an abstained suggestion is written as "", and a null in a message
+means that the key is not there, except for the suggestion of a message that says it was abstained.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning_mtrl.errors import UserError
+
+
+def write_parquet(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write records of `Conversation.to_json`, one a row; metadata as JSON text."""
+    from datasets import Dataset
+
+    rows = [
+        {
+            "tokens": None,
+            **record,
+            "messages": [_message_row(message) for message in record["messages"]],
+            "metadata": json.dumps(record["metadata"]),
+        }
+        for record in records
+    ]
+    with _quiet(), path.open("wb") as file:
+        Dataset.from_list(rows, features=_features()).to_parquet(file)
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """Rows of a Parquet file as records.
+
+    Raises:
+        UserError: if it is no Parquet file.
+    """
+    from datasets import Dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        with _quiet(), tempfile.TemporaryDirectory() as cache:
+            rows = Dataset.from_parquet(str(path), cache_dir=cache, keep_in_memory=True).to_list()
+    except (DatasetGenerationError, ValueError, OSError) as error:
+        raise UserError(
+            f"{path} could not be read as Parquet ({error}); one row for each conversation was expected."
+        ) from error
+    return [_record(row) for row in rows]
+
+
+def read_hub(name: str) -> Iterator[dict[str, Any]]:
+    """Rows of a data set of the Hub as records.
+
+    Args:
+        name: "NAME" or "NAME:SPLIT"; a folder with data files serves as well.
+
+    Raises:
+        UserError: if it cannot be loaded.
+    """
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    dataset, _, split = name.partition(":")
+    try:
+        rows = load_dataset(dataset, split=split or "train")
+    except (DatasetGenerationError, ValueError, OSError) as error:
+        raise UserError(
+            f"hub:{name} could not be loaded ({error}). A data set of the Hugging Face Hub was expected, with a "
+            f"split {split or 'train'!r}. Where the Hub is out of reach, give a .jsonl or .parquet file."
+        ) from error
+    return (_record(row) for row in rows)
+
+
+def _record(row: Mapping[str, Any]) -> dict[str, Any]:
+    record = dict(row)
+    for key in ("messages", "conversations"):
+        if isinstance(record.get(key), list):
+            record[key] = [_present(message) for message in record[key]]
+    if isinstance(record.get("metadata"), str):
+        record["metadata"] = json.loads(record["metadata"])
+    return record
+
+
+def _present(message: Any) -> Any:
+    if not isinstance(message, Mapping):
+        return message
+    abstained = message.get("disposition") == "abstained"
+    return {k: v for k, v in message.items() if v is not None or (k == "suggestion" and abstained)}
+
+
+def _message_row(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "role": message["role"],
+        "content": message["content"],
+        "suggestion": (message["suggestion"] or "") if "suggestion" in message else None,
+        "disposition": message.get("disposition"),
+    }
+
+
+def _features() -> Any:
+    from datasets import Features, List, Value
+
+    text, flag, whole, number = Value("string"), Value("bool"), Value("int64"), Value("float64")
+    turn = {
+        "response_ids": List(whole),
+        "behaviour_logprobs": List(number),
+        "observation_ids": List(whole),
+        "explored": flag,
+    }
+    return Features(
+        {
+            "id": text,
+            "messages": List({"role": text, "content": text, "suggestion": text, "disposition": text}),
+            "outcome": number,
+            "turn_outcomes": List(number),
+            "policy": text,
+            "terminated": flag,
+            "truncated": flag,
+            "group": whole,
+            "seed": whole,
+            "prompt_messages": whole,
+            "metadata": text,
+            "tokens": {"prompt_ids": List(whole), "turns": List(turn)},
+        }
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars for files that take moments."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()
