@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import register_type
@@ -36,9 +36,18 @@ _CLASS_KEYS = {
 }
 _NEEDS_CLASSES = ("--print_config", *(f"--{key}.help" for key in _CLASS_KEYS))
 _FAILED_CLASS = re.compile(
-    r"""Parser key "(?P<key>\w+)":.*?(?:dot import path string: |given class_path ')(?P<path>[\w.]+)""",
+    r'Parser key "(?P<key>\w+)":.*?'
+    r"(?:dot import path string: |given class_path '|Import path (?=\w+\.))(?P<path>[\w.]+)",
     re.DOTALL,
 )
+
+
+class _AnyEnvironment(Protocol):
+    """`Environment` for jsonargparse, which else refuses a class whose annotations are not the very same."""
+
+    def reset(self, seed: Any) -> Any: ...
+
+    def step(self, response: Any) -> Any: ...
 
 
 class _Unread:
@@ -221,7 +230,7 @@ def _exports(key: str) -> tuple[type, dict[str, type]]:
 def _class_type(key: str) -> Any:
     # A class that implements a protocol has no link to it, so short names need the classes themselves.
     base, exported = _exports(key)
-    return reduce(or_, [*exported.values(), base])
+    return reduce(or_, [*exported.values(), _AnyEnvironment if key == "environment" else base])
 
 
 def _missing_class(error: str) -> str | None:
@@ -230,7 +239,7 @@ def _missing_class(error: str) -> str | None:
 
 
 def _cannot_find(key: str, path: str) -> str | None:
-    _, exported = _exports(key)
+    base, exported = _exports(key)
     module_name, _, name = path.rpartition(".")
     said = f"{key}.class_path is {path!r}"
     if not module_name:
@@ -239,11 +248,12 @@ def _cannot_find(key: str, path: str) -> str | None:
         module = importlib.import_module(module_name)
     except ImportError as error:
         return with_choices(f"{said}, which cannot be imported ({error})", name, exported)
-    return (
-        None
-        if hasattr(module, name)
-        else with_choices(f"{said}, but {module_name} has no {name}", name, exported)
-    )
+    if not hasattr(module, name):
+        return with_choices(f"{said}, but {module_name} has no {name}", name, exported)
+    found = getattr(module, name)
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        return with_choices(f"{said}, which is no {base.__name__}", name, exported)
+    return None
 
 
 def _build(key: str, spec: ClassSpec) -> Any:

@@ -111,11 +111,11 @@ def test_a_class_outside_the_package_is_given_by_its_path(
         "my_shop.py",
         "from lightning_mtrl.environments.protocol import Observation, Transition\n"
         "class Shop:\n"
-        "    def __init__(self, size: int = 1) -> None:\n"
+        "    def __init__(self, size: int = 1):\n"
         "        self.size = size\n"
-        "    def reset(self, seed: int) -> Observation:\n"
+        "    def reset(self, seed):\n"
         "        return Observation('hello')\n"
-        "    def step(self, response: str | None) -> Transition:\n"
+        "    async def step(self, response: str) -> 'Transition':\n"
         "        return Transition('bye', terminated=True)\n",
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -162,6 +162,7 @@ def test_a_run_is_named_after_its_last_file_or_its_classes(tmp_path: Path) -> No
         (["--algorithm", "fake_algorithms.PPO"], ["fake_algorithms has no PPO", "There are: IterativePPO"]),
         (["--algorithm", "no_such.PPO"], ["cannot be imported", "no_such"]),
         (["--algorithm", "fake_algorithms.NoAlgorithm"], ["algorithm is 'fake_algorithms.NoAlgorithm'"]),
+        (["--environment", "{class_path: fake_algorithms.NoAlgorithm}"], ["which is no Environment"]),
         (["--algorithm.init_args.estimatr", "gae"], ["algorithm.init_args.estimatr is not an argument of"]),
         (
             ["--algorithm.init_args.estimator", "grpo"],
