@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_mtrl import objectives as objectives
-    from lightning_mtrl.assembly import load_run as load_run
+    from lightning_mtrl.recorder import load_run as load_run
     from lightning_mtrl.config import RunConfig as RunConfig
     from lightning_mtrl.conversation import Conversation as Conversation
     from lightning_mtrl.conversation import Message as Message
@@ -41,7 +41,7 @@ _HOMES = {
     "Turn": "conversation",
     "UserError": "errors",
     "load_config": "parsing",
-    "load_run": "assembly",
+    "load_run": "recorder",
 }
 
 __all__ = [*_HOMES, "objectives"]

@@ -20,12 +20,13 @@ class Message:
 
 
 def describe_sent(response: str | None, sent: str, reply: str) -> str:
-    """The observation of a suggestion: what was really sent, and what came back.
+    """The observation of a suggestion: what came back, and what was really sent where that differs.
 
     The state of the Suggested Response problem holds the suggestion *and* the message that the
     business sent (Iterative PPO, arXiv:2511.21638, section 2.1). The suggestion is the assistant's
-    message; this text is the user's message that follows it. Logs and environments share this one
-    rendering, so a policy meets the same text in both.
+    message; this text is the user's message that follows it. The other party's words come first, so that
+    right after a response a language model already predicts the reaction to it. Logs and environments
+    share this one rendering, so a policy meets the same text in both.
 
     Args:
         response: the agent's suggestion, or None when it abstained.
@@ -33,9 +34,9 @@ def describe_sent(response: str | None, sent: str, reply: str) -> str:
         reply: the customer's next message; empty when the customer left.
     """
     if not sent:
-        return "The business left."
-    delivered = "Sent." if sent == response else f"Sent instead: {sent}"
-    return f"{delivered} Customer: {reply}" if reply else f"{delivered} The customer left."
+        return "(The business left.)"
+    words = reply or "(The customer left.)"
+    return words if sent == response else f"{words} (Sent instead: {sent})"
 
 
 @dataclass(frozen=True)

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.loggers import Logger
 
 from lightning_mtrl.algorithms.base import Improvement, Signal
-from lightning_mtrl.assembly import Parts
+from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.validate import Validation
-from lightning_mtrl.runs.export import save_adapter
+from lightning_mtrl.models.saving import save_role
+from lightning_mtrl.parsing import load_config
 from lightning_mtrl.rollouts.collector import Rollouts
 from lightning_mtrl.rollouts.logs import read_conversations, write_conversations
+from lightning_mtrl.runs.atomic import replacing_folder
 from lightning_mtrl.runs.checkpoint import (
     CheckpointState,
+    checkpoints,
     latest_checkpoint,
     load_checkpoint,
     prune_checkpoints,
     save_checkpoint,
 )
 from lightning_mtrl.runs.folder import RunFolder
-from lightning_mtrl.runs.loggers import Clock, RunLog, keep_rows_before
+from lightning_mtrl.runs.loggers import Clock, RunLog
 from lightning_mtrl.runs.summary import Summary
 
 
@@ -41,10 +47,8 @@ class Recorder:
         self.config, self.folder = config, folder
         newest = latest_checkpoint(folder)
         self.checkpointed = load_checkpoint(newest) if newest else None
-        start = self.checkpointed.iteration if self.checkpointed else 0
-        step = int(self.checkpointed.loop["step"]) if self.checkpointed else 0
-        keep_rows_before(folder.metrics, start)
-        self.clock = Clock(start, step)
+        kept = self.checkpointed
+        self.clock = Clock(kept.iteration, kept.loop["step"], kept.loop["rows"]) if kept else Clock(rows=0)
         self.log = RunLog(folder, config.loggers, self.clock)
         self.summary = Summary.open(folder.summary)
 
@@ -59,10 +63,7 @@ class Recorder:
             self._note_optimum(parts)
             return 0
         state = self.checkpointed
-        for name, (module, optimizer) in parts.algorithm.modules().items():
-            module.load_state(dict(state.tensors[name]))
-            optimizer.load_state_dict(dict(state.optimizers[name]))
-        parts.algorithm.load_state(state.loop["algorithm"])
+        restore(parts, state)
         self.say(f"Resumed after iteration {state.iteration}.")
         return state.iteration
 
@@ -73,12 +74,13 @@ class Recorder:
             iteration=done,
             tensors={name: module.state() for name, (module, _) in modules.items()},
             optimizers={name: optimizer.state_dict() for name, (_, optimizer) in modules.items()},
-            loop={"step": self.clock.step, "algorithm": parts.algorithm.state()},
+            loop={"step": self.clock.step, "rows": self.clock.rows, "algorithm": parts.algorithm.state()},
         )
         self.log.flush()
         save_checkpoint(self.folder.checkpoint(done), state)
         prune_checkpoints(self.folder, self.config.loop.checkpoint_keep)
-        save_adapter(parts.backbone, "policy", self.folder.policy_adapter)
+        with replacing_folder(self.folder.policy_adapter) as target:
+            save_role(parts.backbone, "policy", target)
 
     def rollouts(self, iteration: int, rollouts: Rollouts) -> None:
         """Store an iteration's conversations, and log what they were like."""
@@ -181,6 +183,24 @@ class Recorder:
             self.log.text(f"conversations/{place}", text)
 
 
+def restore(parts: Parts, state: CheckpointState) -> None:
+    """Put a checkpoint into the parts: weights, optimizers, and what else the algorithm keeps.
+
+    Raises:
+        UserError: if the checkpoint lacks a part, or was made for another model.
+    """
+    for name, (module, optimizer) in parts.algorithm.modules().items():
+        for kind, kept in (("weights", state.tensors), ("optimizer", state.optimizers)):
+            if name not in kept:
+                raise UserError(
+                    f"the checkpoint of iteration {state.iteration} has no {kind} of {name!r}, which this "
+                    f"configuration trains. Resume with the configuration that the run was started with."
+                )
+        module.load_state(dict(state.tensors[name]))
+        optimizer.load_state_dict(dict(state.optimizers[name]))
+    parts.algorithm.load_state(state.loop["algorithm"])
+
+
 def sample_text(conversation: Conversation, values: Sequence[float] | None) -> str:
     """A conversation as Markdown, with the value of each turn where there is one."""
     lines = [f"**{message.role}**: {message.content}" for message in conversation.prompt]
@@ -206,3 +226,40 @@ def _line(row: Mapping[str, Any], optimum: float | None) -> str:
         f"policy {row['iteration']}: success rate {row['success_rate']:.3f} [{low:.3f}, {high:.3f}]{best}, "
         f"return {row['mean_return']:.3f}, {row['turns']:.1f} turns{step}{kl}, {spent:.0f} s"
     )
+
+
+@dataclass
+class Run:
+    """A run read back from its folder.
+
+    Attributes:
+        config: its configuration.
+        iteration: number of the policy in `parts`; 0 is pi_0.
+        parts: model, collectors and algorithm with that policy's weights.
+        summary: its summary.
+    """
+
+    config: RunConfig
+    iteration: int
+    parts: Parts
+    summary: Summary
+
+
+def load_run(folder: RunFolder | Path | str, iteration: int | None = None) -> Run:
+    """Read a run back, with the newest policy or that of an iteration (0 is pi_0).
+
+    Raises:
+        UserError: if there is no such run, or no checkpoint of that iteration.
+    """
+    folder = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
+    found = {int(path.name.rpartition("-")[2]): path for path in checkpoints(folder)}
+    wanted = max(found, default=0) if iteration is None else iteration
+    if wanted and wanted not in found:
+        raise UserError(
+            f"--iteration is {wanted}, but {folder.path} has checkpoints of {sorted(found) or 'none'} (and pi_0 as 0)."
+        )
+    config = load_config(folder.config)
+    parts = assemble(config)
+    if wanted:
+        restore(parts, load_checkpoint(found[wanted]))
+    return Run(config, wanted, parts, Summary.open(folder.summary))

@@ -80,14 +80,14 @@ def probe(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast) -> dict[st
             lines = [
                 ("user", "Hello."),
                 ("assistant", rng.choice(ACT_PHRASES["ask_need"])),
-                ("user", "Sent. Customer: " + rng.choice(REPLIES["stated_need"]).format(need=need)),
+                ("user", rng.choice(REPLIES["stated_need"]).format(need=need)),
                 ("assistant", rng.choice(ACT_PHRASES["ask_budget"])),
-                ("user", "Sent. Customer: " + rng.choice(REPLIES[f"stated_budget_{size}"])),
+                ("user", rng.choice(REPLIES[f"stated_budget_{size}"])),
                 ("assistant", rng.choice(ACT_PHRASES["offer"]).format(need=n, tier=t)),
             ]
-            texts[kind].append("".join(f"<|{r}|>{x}{END}" for r, x in lines) + f"{USER}Sent. Customer:")
+            texts[kind].append("".join(f"<|{r}|>{x}{END}" for r, x in lines) + f"{USER}")
     bought = [
-        tokenizer(" " + reply.split()[0].rstrip(","), add_special_tokens=False)["input_ids"][0]
+        tokenizer(reply.split()[0].rstrip(","), add_special_tokens=False)["input_ids"][0]
         for reply in REPLIES["bought"]
     ]
     found = {}
@@ -162,7 +162,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=TINY_FOLDER)
-    parser.add_argument("--steps", type=int, default=4200)
+    parser.add_argument("--steps", type=int, default=3200)
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()

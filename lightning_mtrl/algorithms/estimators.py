@@ -1,11 +1,11 @@
 """Advantage estimators for fresh responses of logged states: GAE, RLOO and GRPO, by `class_path`.
 
-Another estimator is another class with the same two members, in any file.
+Another estimator is another subclass of `AdvantageEstimator`, in any file.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -13,11 +13,12 @@ from torch import Tensor
 from lightning_mtrl import objectives
 
 
-class AdvantageEstimator(Protocol):
+class AdvantageEstimator(ABC):
     """From rewards of responses to advantages of their tokens."""
 
     needs_values: bool
 
+    @abstractmethod
     def estimate(
         self,
         rewards: Float[Tensor, "N L"],
@@ -33,10 +34,9 @@ class AdvantageEstimator(Protocol):
             mask: True on sampled tokens.
             group: number of the state that a response belongs to.
         """
-        ...
 
 
-class GAE:
+class GAE(AdvantageEstimator):
     """Generalised advantage estimation over tokens, with the value head as baseline (PPO).
 
     Args:
@@ -58,7 +58,7 @@ class GAE:
         return (objectives.masked_whiten(advantages, mask) if self.whiten else advantages), returns
 
 
-class RLOO:
+class RLOO(AdvantageEstimator):
     """Each response against the mean of the others of its state.
 
     Source: Ahmadian et al. 2024 (arXiv:2402.14740).
@@ -75,7 +75,7 @@ class RLOO:
         return advantages, total[:, None] * mask
 
 
-class GRPO:
+class GRPO(AdvantageEstimator):
     """Each response against the mean of its state's responses, in units of their standard deviation.
 
     Source: Shao et al. 2024 (arXiv:2402.03300); without the division it is the form of Dr. GRPO

@@ -42,7 +42,7 @@ def _from_run(arguments: Sequence[str]) -> None:
     _add_output(parser)
     options = parse(parser, arguments)
     output, folder = _output(options.output), RunFolder.open(options.run)
-    from lightning_mtrl.assembly import load_run
+    from lightning_mtrl.recorder import load_run
 
     run = load_run(folder, options.iteration)
     seed = run.config.seed if options.seed is None else options.seed

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(
             f"--output is {options.output!r}, which is there and not an empty folder. Name a new one."
         )
-    from lightning_mtrl.assembly import load_run
+    from lightning_mtrl.recorder import load_run
     from lightning_mtrl.models.saving import save_merged, save_role
 
     run = load_run(folder, options.iteration)

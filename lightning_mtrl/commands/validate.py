@@ -20,7 +20,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command; `arguments` are those after its name."""
     options = parse(_parser(), arguments)
     folder = RunFolder.open(options.run)
-    from lightning_mtrl.assembly import load_run
+    from lightning_mtrl.recorder import load_run
     from lightning_mtrl.evaluation.validate import validate
 
     run = load_run(folder, options.iteration)

@@ -128,7 +128,7 @@ def read_reply(observation: str) -> tuple[str, str | None]:
 
     The inverse of `reply_text` on the text that the agent sees; ("other", None) for anything else.
     """
-    text = observation.rsplit("Customer: ", 1)[-1]
+    text = observation.split(" (Sent instead: ")[0]
     for kind, options in REPLIES.items():
         for option in options:
             pattern = re.escape(option).replace(r"\{need\}", "(?P<need>" + "|".join(NEEDS) + ")")

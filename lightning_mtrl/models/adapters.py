@@ -47,6 +47,10 @@ class Backbone(nn.Module):
         self.roles: list[str] = []
         self._layers: list[LoraLayer] = []
         model.requires_grad_(False)
+        for module in model.modules():
+            # Attention dropout hides in a number, not in a module that `eval` reaches alone; see `Policy.train`.
+            if isinstance(getattr(module, "attention_dropout", None), float):
+                module.attention_dropout = 0.0
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()

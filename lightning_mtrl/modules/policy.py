@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_mtrl import objectives
 from lightning_mtrl.batch import ImprovementBatch, TokenBatch
@@ -61,6 +61,14 @@ class Policy(RoleModule):
         self.kl_coef = self.kl.coef
         self.entropy_coef = entropy_coef
 
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, but without dropout: a ratio of probabilities must compare the same network."""
+        super().train(mode)
+        for module in self.backbone.modules():
+            if isinstance(module, nn.Dropout):
+                module.eval()
+        return self
+
     def forward(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Log-probability and entropy in nats of each sampled token; 0 elsewhere."""
         return scored_tokens(self.backbone, self.role, self.hidden(batch), batch)
@@ -74,20 +82,21 @@ class Policy(RoleModule):
         surrogate = objectives.clipped_policy_loss(
             logprobs, batch.behaviour_logprobs, batch.advantages, batch.response_mask, self.clip_range
         )
-        kl = objectives.kl_penalty(logprobs, batch.reference_logprobs, self.kl.estimator, self.kl.direction)
-        losses = surrogate + self.kl_coef * kl - self.entropy_coef * entropy
-        loss = self._weighted(losses, batch)
+        kl = objectives.kl_penalty(
+            logprobs, batch.reference_logprobs, self.kl.estimator, self.kl.direction, batch.response_mask
+        )
+        loss = self._weighted(surrogate + self.kl_coef * kl - self.entropy_coef * entropy, batch)
         self._log(loss, logprobs, kl, entropy, batch)
         return loss
 
     def _weighted(self, values: Float[Tensor, "B T"], batch: ImprovementBatch) -> Float[Tensor, ""]:
-        return torch.where(batch.response_mask, batch.loss_weights * values, 0.0).sum()
+        return (batch.loss_weights * objectives.zero_outside(values, batch.response_mask)).sum()
 
     @torch.no_grad()
     def _log(self, loss: Tensor, logprobs: Tensor, kl: Tensor, entropy: Tensor, batch: ImprovementBatch) -> None:
-        share = self._weighted(torch.ones_like(logprobs), batch).clamp(min=1e-12)
-        ratio = (logprobs - batch.behaviour_logprobs).exp()
-        clipped = ((ratio - 1).abs() > self.clip_range).float()
+        share = batch.loss_weights.sum().clamp(min=1e-12)
+        ratio = objectives.token_ratio(logprobs, batch.behaviour_logprobs, batch.response_mask)
+        clipped = objectives.is_clipped(ratio, batch.advantages, self.clip_range).float()
         self.log_metrics(
             {
                 "loss": loss,

@@ -63,7 +63,9 @@ class ValueHead(RoleModule):
 
     def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Clipped squared error against the returns, weighted like the policy's loss."""
-        losses = objectives.value_loss(self(batch), batch.values, batch.returns, self.clip_range)
-        loss = torch.where(batch.response_mask, batch.loss_weights * losses, 0.0).sum()
+        losses = objectives.value_loss(
+            self(batch), batch.values, batch.returns, self.clip_range, batch.response_mask
+        )
+        loss = (batch.loss_weights * losses).sum()
         self.log("value/loss", loss.detach(), batch_size=1)
         return loss

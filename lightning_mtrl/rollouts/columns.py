@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,12 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
         UserError: if it is no Parquet file.
     """
     from datasets import Dataset
-    from datasets.exceptions import DatasetGenerationError
+    from datasets.exceptions import DatasetsError
 
     try:
         with _quiet(), tempfile.TemporaryDirectory() as cache:
             rows = Dataset.from_parquet(str(path), cache_dir=cache, keep_in_memory=True).to_list()
-    except (DatasetGenerationError, ValueError, OSError) as error:
+    except (DatasetsError, ValueError, OSError) as error:
         raise UserError(
             f"{path} could not be read as Parquet ({error}); one row for each conversation was expected."
         ) from error
@@ -62,15 +62,15 @@ def read_hub(name: str) -> Iterator[dict[str, Any]]:
         UserError: if it cannot be loaded.
     """
     from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
+    from datasets.exceptions import DatasetsError
 
     dataset, _, split = name.partition(":")
     try:
         rows = load_dataset(dataset, split=split or "train")
-    except (DatasetGenerationError, ValueError, OSError) as error:
+    except (DatasetsError, ValueError, OSError) as error:
         raise UserError(
-            f"hub:{name} could not be loaded ({error}). A data set of the Hugging Face Hub was expected, with a "
-            f"split {split or 'train'!r}. Where the Hub is out of reach, give a .jsonl or .parquet file."
+            f"hub:{name} could not be loaded ({error}). A data set of the Hub was expected, with "
+            f"a split {split or 'train'!r}. Where the Hub is out of reach, give a .jsonl or .parquet file."
         ) from error
     return (_record(row) for row in rows)
 
@@ -81,7 +81,9 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(record.get(key), list):
             record[key] = [_present(message) for message in record[key]]
     if isinstance(record.get("metadata"), str):
-        record["metadata"] = json.loads(record["metadata"])
+        # Text that is no JSON is somebody else's column; it is told apart where the record is read.
+        with suppress(ValueError):
+            record["metadata"] = json.loads(record["metadata"])
     return record
 
 

@@ -49,7 +49,7 @@ class RolloutDataModule(LightningDataModule):
     Args:
         conversations: the rollouts, if there are some already.
         logs: a file of logged conversations, or "hub:NAME" (`read_conversations`); read in `setup`.
-        tokenizer: gives logged conversations their ids. Needed unless all conversations carry ids.
+        tokenizer: gives logged conversations their ids, and batches the glue after a last response.
         batch_size: conversations in a batch.
         validation_share: share of the conversations that is held out, in [0, 1).
         seed: of the split and of the order of batches.
@@ -151,17 +151,20 @@ class RolloutDataModule(LightningDataModule):
     def _loader(
         self, conversations: list[Conversation], order: LengthBuckets
     ) -> DataLoader[ConversationBatch]:
-        chat = self.tokenizer
-        pad_id, header_ids = (0, ()) if chat is None else (chat.pad_id, tuple(chat.header_ids))
+        if self.tokenizer is None:
+            raise UserError(
+                "batches need the glue of a chat template, but no tokenizer was given. "
+                "Pass tokenizer=ChatTokenizer(...) of the model that will read them."
+            )
         # Each item is a whole batch, so torch's own batching is off.
-        return DataLoader(_Batches(conversations, pad_id, header_ids), batch_size=None, sampler=order)
+        return DataLoader(_Batches(conversations, self.tokenizer), batch_size=None, sampler=order)
 
     def _with_ids(self, conversation: Conversation) -> Conversation:
         if conversation.has_tokens:
             return conversation
         if self.tokenizer is None:
             raise UserError(
-                f"conversation {conversation.id!r} has no token ids, and there is no tokenizer to make them. "
+                f"conversation {conversation.id!r} has no token ids, and no tokenizer was given. "
                 f"Pass tokenizer=ChatTokenizer(...) of the model that will read it."
             )
         return self.tokenizer.encode(conversation)
@@ -169,10 +172,10 @@ class RolloutDataModule(LightningDataModule):
     def _held_out(self, owners: set[str]) -> set[str]:
         needed = 2 if self.validation_share else 1
         if len(owners) < needed:
+            purpose = "to hold one out" if needed == 2 else "to fit on"
             raise UserError(
-                f"{len(owners)} of {len(self.conversations)} conversations (by customer where known) ended with "
-                f"an outcome, but at least {needed} are needed"
-                f"{' to hold one out' if needed == 2 else ''}. Left out: {self.dropped or 'none'}."
+                f"{len(owners)} of {len(self.conversations)} conversations (or customers) ended with "
+                f"an outcome, but at least {needed} are needed {purpose}. Left out: {self.dropped or 'none'}."
             )
         if not self.validation_share:
             return set()
@@ -181,7 +184,7 @@ class RolloutDataModule(LightningDataModule):
         return set(drawn[: min(max(below, 1), len(owners) - 1)])
 
     def _draw(self, owner: str) -> float:
-        """A number in [0, 1) that depends on seed and owner only: more data moves nobody to the other side."""
+        """A number in [0, 1) of seed and owner alone: more data moves nobody to the other side."""
         digest = hashlib.sha256(f"{self.seed}/{owner}".encode()).digest()
         return int.from_bytes(digest[:8]) / 2**64
 
@@ -229,14 +232,16 @@ class LengthBuckets(Sampler[list[int]]):
 class _Batches(Dataset[ConversationBatch]):
     """Conversations as batches: an item is a list of places."""
 
-    def __init__(self, conversations: list[Conversation], pad_id: int, header_ids: tuple[int, ...]) -> None:
-        self.conversations, self.pad_id, self.header_ids = conversations, pad_id, header_ids
+    def __init__(self, conversations: list[Conversation], chat: ChatTokenizer) -> None:
+        self.conversations, self.chat = conversations, chat
 
     def __len__(self) -> int:
         return len(self.conversations)
 
     def __getitem__(self, places: list[int]) -> ConversationBatch:
-        return collate([self.conversations[place] for place in places], self.pad_id, self.header_ids)
+        return collate(
+            [self.conversations[place] for place in places], self.chat.pad_id, self.chat.header_ids
+        )
 
 
 def _states(conversation: Conversation) -> Iterator[State]:
@@ -254,6 +259,8 @@ def _owner(conversation: Conversation) -> str:
 
 def _unusable(conversation: Conversation) -> str | None:
     """Why a conversation has no Monte Carlo return; None if it has one."""
+    if not conversation.turns:
+        return "no response"
     if conversation.truncated:
         return "truncated"
     return "no outcome" if conversation.outcome is None else None

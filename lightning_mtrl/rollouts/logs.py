@@ -100,8 +100,10 @@ def read_conversations(path: str | Path, strict: bool = False) -> LoadedLogs:
     """
     loaded = LoadedLogs()
     ids: set[str] = set()
-    for place, number, record in _records(str(path)):
+    for place, number, found in _records(str(path)):
+        record: Any = found
         try:
+            record = _parsed(found)
             conversation = _conversation(record, f"{Path(path).stem}-{number}")
             if conversation.id in ids:
                 raise _Unreadable("id twice", "another record before it has the same id.")
@@ -127,7 +129,7 @@ def _note(loaded: LoadedLogs, cause: str, message: str, strict: bool) -> None:
 
 
 def _records(path: str) -> Iterator[tuple[str, int, Any]]:
-    """Kind of place, its number from 1, and the record there (a line's bytes where it is still to be parsed)."""
+    """Kind of place, its number from 1, and the record there; of a line, its bytes."""
     if path.startswith(HUB):
         yield from (("row", *numbered) for numbered in enumerate(read_hub(path.removeprefix(HUB)), 1))
         return
@@ -155,7 +157,7 @@ def _json_list(file: Path) -> list[Any]:
     return records
 
 
-def _conversation(record: Any, default_id: str) -> Conversation:
+def _parsed(record: Any) -> Mapping[str, Any]:
     if isinstance(record, bytes):
         try:
             record = json.loads(record)
@@ -165,6 +167,10 @@ def _conversation(record: Any, default_id: str) -> Conversation:
             ) from error
     if not isinstance(record, Mapping):
         raise _Unreadable("not an object", f"found {type(record).__name__}; a JSON object was expected.")
+    return record
+
+
+def _conversation(record: Mapping[str, Any], default_id: str) -> Conversation:
     kept = {"id": default_id} | {key: value for key, value in record.items() if value is not None}
     kept["messages"] = _messages(kept)
     try:
@@ -185,7 +191,7 @@ def _check_numbers(conversation: Conversation, turn_outcomes: Any) -> None:
     if turn_outcomes and len(turn_outcomes) != len(conversation.turns):
         raise _Unreadable(
             "bad value",
-            f"{len(turn_outcomes)} turn_outcomes for {len(conversation.turns)} responses; one each was expected.",
+            f"{len(turn_outcomes)} turn_outcomes for {len(conversation.turns)}; one a response was expected.",
         )
     numbers = [*conversation.rewards, conversation.outcome or 0.0]
     if not all(math.isfinite(number) for number in numbers):
@@ -207,18 +213,16 @@ def _messages(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     role = message.get("role", message.get("from"))
-    if role not in ROLES:
-        raise _Unreadable(
-            "unknown role", f"messages[{index}] is from {role!r}; one of {', '.join(ROLES)} was expected."
-        )
+    if not isinstance(role, str) or role not in ROLES:
+        roles = ", ".join(ROLES)
+        raise _Unreadable("unknown role", f"messages[{index}] is from {role!r}; one of {roles} was expected.")
     if message.get("tool_calls") or message.get("function_call"):
         raise _Unreadable("tool call", f"messages[{index}] calls a tool; responses in text were expected.")
     kept = {key: message[key] for key in ("suggestion", "disposition") if key in message}
-    if kept.get("disposition") not in (None, *DISPOSITIONS):
-        raise _Unreadable(
-            "bad value",
-            f"messages[{index}].disposition is {kept['disposition']!r}; one of {', '.join(DISPOSITIONS)} was expected.",
-        )
+    disposition, known = kept.get("disposition"), ", ".join(DISPOSITIONS)
+    if disposition not in (None, *DISPOSITIONS):
+        detail = f"messages[{index}].disposition is {disposition!r}; one of {known} was expected."
+        raise _Unreadable("bad value", detail)
     return {
         "role": ROLES[role],
         "content": _text(index, message.get("content", message.get("value"))),

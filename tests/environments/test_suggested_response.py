@@ -81,14 +81,15 @@ def test_an_abstention_leaves_the_business_to_itself() -> None:
     step = environment.step(None)
     assert step.info["disposition"] == "abstained"
     assert step.info["sent"]
-    assert step.observation.startswith("Sent instead: ")
+    assert f"(Sent instead: {step.info['sent']})" in step.observation
 
 
 def test_the_state_shows_suggestion_and_sent_message() -> None:
-    assert describe_sent("Hi.", "Hi.", "I see.") == "Sent. Customer: I see."
-    assert describe_sent("Hi.", "Hi. Cheers!", "I see.") == "Sent instead: Hi. Cheers! Customer: I see."
-    assert describe_sent("Hi.", "Hi.", "") == "Sent. The customer left."
-    assert describe_sent("Hi.", "", "") == "The business left."
+    assert describe_sent("Hi.", "Hi.", "I see.") == "I see."
+    assert describe_sent("Hi.", "Hi. Cheers!", "I see.") == "I see. (Sent instead: Hi. Cheers!)"
+    assert describe_sent(None, "Hello.", "") == "(The customer left.) (Sent instead: Hello.)"
+    assert describe_sent("Hi.", "Hi.", "") == "(The customer left.)"
+    assert describe_sent("Hi.", "", "") == "(The business left.)"
 
 
 def test_every_phrase_is_read_as_what_it_was_written_for() -> None:
@@ -127,7 +128,7 @@ def test_the_customers_words_are_read_back(size: str) -> None:
     rng = random.Random(1)
     for name in REPLIES:
         kind = name.removesuffix("_small").removesuffix("_large")
-        read, fact = read_reply("Sent. Customer: " + reply_text(kind, "camera", size, rng))
+        read, fact = read_reply(reply_text(kind, "camera", size, rng))
         assert read == kind
         if kind.endswith("_need") and kind != "wrong_need":
             assert fact == "camera"
