@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_mtrl import objectives as objectives
-    from lightning_mtrl.recorder import load_run as load_run
     from lightning_mtrl.config import RunConfig as RunConfig
     from lightning_mtrl.conversation import Conversation as Conversation
     from lightning_mtrl.conversation import Message as Message
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from lightning_mtrl.modules.policy import Policy as Policy
     from lightning_mtrl.modules.q_critic import QCritic as QCritic
     from lightning_mtrl.parsing import load_config as load_config
+    from lightning_mtrl.recorder import load_run as load_run
     from lightning_mtrl.rollouts.datamodule import RolloutDataModule as RolloutDataModule
     from lightning_mtrl.runs.folder import RunFolder as RunFolder
 

@@ -83,7 +83,8 @@ class ConversationBatch(TokenBatch):
         turn_read: index of the last token of the header that follows each response: the place where
             a pretrained model already predicts the reaction to it.
         turn_rewards: reward observed after each response.
-        turn_weights: weight of each turn in a loss over (state, response) pairs. All turns of the list that was
+        turn_weights: weight of each turn in a loss over (state, response) pairs. All turns of the list
+            that was
             collated weigh the same and sum to 1; a turn before an explored one weighs 0, because its
             return is not one of the policy. Rows taken out with `rows` keep their weights, so a loss
             summed over micro-batches is the loss of the whole.

@@ -215,15 +215,18 @@ def _turns_of(name: str, messages: list[Any], first: int, rewards: list[float]) 
         if message["role"] != "assistant":
             raise UserError(
                 f"conversation {name!r}: messages[{position}] is from {message['role']!r}, but a response of "
-                f"'assistant' was expected there. Join messages that follow each other, or set 'prompt_messages'."
+                f"'assistant' was expected there. Join messages that follow each other, or set "
+                f"'prompt_messages'."
             )
         reply, shown = "", position + 1 < len(messages)
         if shown:
             following = messages[position + 1]
             if following["role"] not in ("user", "tool"):
                 raise UserError(
-                    f"conversation {name!r}: messages[{position}] and messages[{position + 1}] are from 'assistant' "
-                    f"and {following['role']!r}; a turn is one response and then one 'user' message. Join them."
+                    f"conversation {name!r}: messages[{position}] and messages[{position + 1}] are "
+                    f"from 'assistant' "
+                    f"and {following['role']!r}; a turn is one response and then one 'user' "
+                    f"message. Join them."
                 )
             reply = following["content"]
         reward = float(rewards[len(turns)]) if len(turns) < len(rewards) else 0.0

@@ -15,8 +15,8 @@ from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.validate import Validation, validate
-from lightning_mtrl.runs.folder import RunFolder
 from lightning_mtrl.recorder import Recorder
+from lightning_mtrl.runs.folder import RunFolder
 
 
 class PolicyIterationLoop:

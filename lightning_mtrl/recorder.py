@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.loggers import Logger
+from lightning.fabric.loggers.logger import Logger
 
 from lightning_mtrl.algorithms.base import Improvement, Signal
 from lightning_mtrl.assembly import Parts, assemble
@@ -53,7 +53,7 @@ class Recorder:
         self.summary = Summary.open(folder.summary)
 
     @property
-    def loggers(self) -> Sequence[Logger]:
+    def loggers(self) -> list[Logger]:
         """For `Fabric(loggers=...)`."""
         return self.log.loggers
 
@@ -256,7 +256,8 @@ def load_run(folder: RunFolder | Path | str, iteration: int | None = None) -> Ru
     wanted = max(found, default=0) if iteration is None else iteration
     if wanted and wanted not in found:
         raise UserError(
-            f"--iteration is {wanted}, but {folder.path} has checkpoints of {sorted(found) or 'none'} (and pi_0 as 0)."
+            f"--iteration is {wanted}, but {folder.path} has checkpoints of "
+            f"{sorted(found) or 'none'} (and pi_0 as 0)."
         )
     config = load_config(folder.config)
     parts = assemble(config)

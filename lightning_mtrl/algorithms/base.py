@@ -109,7 +109,7 @@ class Algorithm(ABC):
         """Anything else that a resumed run needs, as JSON."""
         return {}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # nothing to put back by default
         """Put `state` back."""
 
     def turn_values(self, conversations: list[Conversation]) -> list[list[float]] | None:

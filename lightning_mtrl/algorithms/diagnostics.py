@@ -63,7 +63,9 @@ def _features(
     features, success = [], []
     for _, batch in scoring_batches(conversations, context):
         with context.fabric.autocast():
-            hidden = context.backbone.hidden("base", batch.input_ids, batch.attention_mask, batch.position_ids)
+            hidden = context.backbone.hidden(
+                "base", batch.input_ids, batch.attention_mask, batch.position_ids
+            )
         places = batch.turn_read[..., None].expand(-1, -1, hidden.size(-1))
         features.append(hidden.gather(1, places)[batch.turn_mask].double().cpu())
         success.append(batch.outcome[:, None].expand(batch.turn_mask.shape)[batch.turn_mask].double().cpu())

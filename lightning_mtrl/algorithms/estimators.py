@@ -50,9 +50,7 @@ class GAE(AdvantageEstimator):
     def __init__(self, gae_lambda: float = 0.95, whiten: bool = False) -> None:
         self.gae_lambda, self.whiten = gae_lambda, whiten
 
-    def estimate(
-        self, rewards: Tensor, values: Tensor, mask: Tensor, group: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def estimate(self, rewards: Tensor, values: Tensor, mask: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
         """Source: Schulman et al. 2016 (arXiv:1506.02438), Eq. 16; the problem is one response long."""
         advantages, returns = objectives.gae(rewards, values, mask, gae_lambda=self.gae_lambda)
         return (objectives.masked_whiten(advantages, mask) if self.whiten else advantages), returns
@@ -66,9 +64,7 @@ class RLOO(AdvantageEstimator):
 
     needs_values = False
 
-    def estimate(
-        self, rewards: Tensor, values: Tensor, mask: Tensor, group: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def estimate(self, rewards: Tensor, values: Tensor, mask: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
         """One advantage for all tokens of a response."""
         total = objectives.masked_sum(rewards, mask, dim=-1)
         advantages = objectives.rloo_advantages(total, group)[:, None] * mask
@@ -90,10 +86,10 @@ class GRPO(AdvantageEstimator):
     def __init__(self, divide_by_std: bool = True) -> None:
         self.divide_by_std = divide_by_std
 
-    def estimate(
-        self, rewards: Tensor, values: Tensor, mask: Tensor, group: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def estimate(self, rewards: Tensor, values: Tensor, mask: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:
         """One advantage for all tokens of a response."""
         total = objectives.masked_sum(rewards, mask, dim=-1)
-        advantages = objectives.grpo_advantages(total, group, divide_by_std=self.divide_by_std)[:, None] * mask
+        advantages = (
+            objectives.grpo_advantages(total, group, divide_by_std=self.divide_by_std)[:, None] * mask
+        )
         return advantages, total[:, None] * mask

@@ -87,9 +87,14 @@ class IterativePPO(Algorithm):
         """EVALUATE: regress Q_i(s, a) on the Monte Carlo returns G of pi_i's responses."""
         report = fit_critic(self.critic, self.critic_stepper, self.evaluation, self.context)
         metrics = {**report.metrics(), "q_change": self._q_change()}
-        reason = "" if report.beats_constant else (
-            f"the Q-critic does not beat a constant on held-out conversations (gain {report.gain[0]:.4f} nats, "
-            f"lower bound {report.gain[1]:.4f}); collect more conversations or fit it longer"
+        reason = (
+            ""
+            if report.beats_constant
+            else (
+                f"the Q-critic does not beat a constant on held-out conversations (gain "
+                f"{report.gain[0]:.4f} nats, "
+                f"lower bound {report.gain[1]:.4f}); collect more conversations or fit it longer"
+            )
         )
         return Signal(metrics, report.beats_constant, reason, {"calibration": calibration_figure(report)})
 
@@ -110,7 +115,9 @@ class IterativePPO(Algorithm):
         metrics |= {"gain": gain, "gain_low": low, "gain_high": high}
         accepted = self.improvement.accept == "always" or low > 0
         if not accepted:
-            context.say(f"The step is taken back: its gain in Q is {gain:.4f}, 95% interval {low:.4f} to {high:.4f}.")
+            context.say(
+                f"The step is taken back: its gain in Q is {gain:.4f}, 95% interval {low:.4f} to {high:.4f}."
+            )
             for name, state in kept.items():
                 self.modules()[name][0].load_state(state)
         return Improvement({**metrics, "accepted": float(accepted)}, accepted)

@@ -39,7 +39,8 @@ class ImprovementConfig:
         micro_batch_states: states in one forward pass; null for all of a step.
         learning_rate: of the policy's AdamW.
         value_learning_rate: of the value head's AdamW.
-        value_role: adapter of the value head: "value" for its own, "policy" to read the policy's hidden states.
+        value_role: adapter of the value head: "value" for its own, "policy" to read the policy's
+            hidden states.
         clip_range: half-width of the allowed probability ratio of a token.
         kl_coef: weight of the KL penalty to pi_i, in reward per nat.
         kl_in: "loss" adds the penalty to the loss; "reward" takes it off the tokens' rewards.
@@ -171,7 +172,9 @@ class SingleTurnImprover:
         rewards = self._token_rewards(scored, kl)
         mask = batch.by_response(batch.response_mask)
         values = self._values(batch)
-        advantages, returns = self.estimator.estimate(rewards, batch.by_response(values), mask, self._groups(scored))
+        advantages, returns = self.estimator.estimate(
+            rewards, batch.by_response(values), mask, self._groups(scored)
+        )
         weights = objectives.token_weights(mask, config.mean_over)
         improvement = ImprovementBatch(
             **{f.name: getattr(batch, f.name) for f in fields(ImprovementBatch) if hasattr(batch, f.name)},

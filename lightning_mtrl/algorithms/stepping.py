@@ -70,6 +70,8 @@ class Stepper:
         self.skipped_in_row += 1
         if self.skipped_in_row >= self.context.max_skipped_steps:
             raise UserError(
-                f"loss or gradient of {self.module.role!r} was not finite in {self.skipped_in_row} steps in a row "
-                f"(loop.max_skipped_steps). The last checkpoint is usable; lower the learning rate and resume."
+                f"loss or gradient of {self.module.role!r} was not finite in {self.skipped_in_row} "
+                f"steps in a row "
+                f"(loop.max_skipped_steps). The last checkpoint is usable; lower the learning rate "
+                f"and resume."
             )

@@ -26,8 +26,8 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(
             f"--output is {options.output!r}, which is there and not an empty folder. Name a new one."
         )
-    from lightning_mtrl.recorder import load_run
     from lightning_mtrl.models.saving import save_merged, save_role
+    from lightning_mtrl.recorder import load_run
 
     run = load_run(folder, options.iteration)
     save = save_merged if options.merge else save_role

@@ -20,8 +20,8 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command; `arguments` are those after its name."""
     options = parse(_parser(), arguments)
     folder = RunFolder.open(options.run)
-    from lightning_mtrl.recorder import load_run
     from lightning_mtrl.evaluation.validate import validate
+    from lightning_mtrl.recorder import load_run
 
     run = load_run(folder, options.iteration)
     wanted = run.config.validation

@@ -1,5 +1,6 @@
-"""Chances of the Suggested Response shop, in one place: the simulator draws from them, and the exact
-values enumerate them, so the two cannot disagree.
+"""Chances of the Suggested Response shop, in one place.
+
+The simulator draws from them, and the exact values enumerate them, so the two cannot disagree.
 """
 
 from __future__ import annotations

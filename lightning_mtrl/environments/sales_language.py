@@ -65,7 +65,8 @@ GREETINGS = {
 }
 
 INSTRUCTIONS = (
-    "You help a shop to answer its customers. The shop sells a laptop, a phone, a camera and a printer, each in a "
+    "You help a shop to answer its customers. The shop sells a laptop, a phone, a camera and a "
+    "printer, each in a "
     "basic version for a small budget and in a premium version for a large budget. After each message of the "
     "customer, write the one short sentence that the shop should send next, and nothing else. Find out which "
     "product the customer needs and what their budget is, then recommend the one product that fits."
@@ -83,7 +84,8 @@ _TIER_WORDS = {
 }
 _BUDGET = re.compile(r"\b(budget|spend|price|afford|how much|cost)\b")
 _WISH = re.compile(
-    r"\b(looking for|need|want|which|interested in|help you|assist you|what kind|what type|what product|prefer)\b"
+    r"\b(looking for|need|want|which|interested in|help you|assist you|"
+    r"what kind|what type|what product|prefer)\b"
 )
 _COMMON = re.compile(
     r"\b(thanks?|hello|hi|hey|happy|welcome|help|day|you|your|we|our|us|i|please|sorry|great|sure|the|is|are|a)\b"

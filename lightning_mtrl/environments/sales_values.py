@@ -38,8 +38,13 @@ class Belief(NamedTuple):
 
 
 class Move(NamedTuple):
-    """An act as the agent sees it: an offer names a possible need or an excluded one, and a tier that is
-    known to fit ("fit"), known not to fit ("misfit"), or a guess ("guess")."""
+    """An act as the agent sees it.
+
+    Attributes:
+        kind: "ask_need", "ask_budget", "chat", "abstain", "nonsense" or "offer".
+        possible: an offer names a need that is still possible.
+        tier: an offer's tier is known to fit ("fit"), known not to ("misfit"), or a guess ("guess").
+    """
 
     kind: str
     possible: bool = True

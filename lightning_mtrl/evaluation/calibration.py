@@ -27,7 +27,8 @@ class QReport:
     Attributes:
         loss: mean loss over turns.
         constant_loss: the same for the best constant, which knows nothing of state and response.
-        gain: mean over conversations of (constant's loss - critic's loss), with its one-sided 95% lower bound.
+        gain: mean over conversations of (constant's loss - critic's loss), with its one-sided 95% lower
+            bound.
         auc: chance that a turn that led to a positive return has the larger Q; NaN if all are alike.
         same_state_accuracy: share of pairs of responses in the *same* state whose Q stands in the order of
             their returns, ties counting half; the only thing that improvement uses. NaN without pairs.
@@ -69,11 +70,12 @@ class QReport:
 def calibration_curve(
     predicted: Float[Tensor, " N"], observed: Float[Tensor, " N"], bins: int = 10
 ) -> tuple[CalibrationBin, ...]:
-    """Mean prediction against mean return in bins of equal counts, from the lowest prediction to the highest."""
+    """Mean prediction against mean return, from the lowest predictions to the highest, in equal counts."""
     order = predicted.argsort(stable=True)
     parts = [part for part in order.tensor_split(bins) if len(part)]
     return tuple(
-        CalibrationBin(predicted[part].mean().item(), observed[part].mean().item(), len(part)) for part in parts
+        CalibrationBin(predicted[part].mean().item(), observed[part].mean().item(), len(part))
+        for part in parts
     )
 
 
@@ -121,4 +123,3 @@ def lower_bound(values: Float[Tensor, " N"]) -> tuple[float, float]:
     if len(values) < 2:
         return float(values.mean()), float("-inf")
     return float(values.mean()), float(values.mean() - 1.645 * values.std() / len(values) ** 0.5)
-

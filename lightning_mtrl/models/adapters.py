@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -43,14 +43,17 @@ class Backbone(nn.Module):
         if fine_tuning not in ("lora", "full"):
             raise ValueError(f"fine_tuning must be 'lora' or 'full', got {fine_tuning!r}")
         self.full = fine_tuning == "full"
-        self.lora = lora or LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+        self.lora = lora or LoraConfig(
+            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
         self.roles: list[str] = []
         self._layers: list[LoraLayer] = []
         model.requires_grad_(False)
         for module in model.modules():
-            # Attention dropout hides in a number, not in a module that `eval` reaches alone; see `Policy.train`.
+            # Attention dropout hides in a number, not in a module that `eval` reaches alone; see
+            # `Policy.train`.
             if isinstance(getattr(module, "attention_dropout", None), float):
-                module.attention_dropout = 0.0
+                setattr(module, "attention_dropout", 0.0)  # noqa: B010  # no declared attribute
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
@@ -72,7 +75,9 @@ class Backbone(nn.Module):
         """Where the base lives."""
         return next(self.parameters()).device
 
-    def add_role(self, role: str, like: str | None = None, trainable: bool = True, adapter: str | None = None) -> None:
+    def add_role(
+        self, role: str, like: str | None = None, trainable: bool = True, adapter: str | None = None
+    ) -> None:
         """Create a role.
 
         A fresh role computes exactly what the base computes.
@@ -138,13 +143,12 @@ class Backbone(nn.Module):
         if role != "base" and role not in self.roles:
             raise ValueError(f"unknown role {role!r}; there are {self.roles}")
         if self.full:
-            model: PreTrainedModel = self.base if role == "base" else self.models[role]
-            return model
+            return cast(PreTrainedModel, self.base if role == "base" else self.models[role])
         for lora in self._layers:
             # peft's set_adapter also switches requires_grad, which would disturb optimizers and DDP.
             lora._active_adapter = [] if role == "base" else [role]
-        inner: PreTrainedModel = self.base.get_base_model() if isinstance(self.base, PeftModel) else self.base
-        return inner
+        base = self.base.get_base_model() if isinstance(self.base, PeftModel) else self.base
+        return cast(PreTrainedModel, base)
 
     def logit_head(self, role: str) -> LogitHead:
         """The output head of a role."""
@@ -165,7 +169,8 @@ class Backbone(nn.Module):
             weight = lora.get_base_layer().weight
             if role in lora.lora_A and type(weight) is nn.Parameter and weight.is_floating_point():
                 kept.append((lora, weight.data))
-                weight.data = weight.data + lora.get_delta_weight(role).to(weight.dtype)
+                delta = cast(Any, lora).get_delta_weight(role)
+                weight.data = weight.data + delta.to(weight.dtype)
                 lora._disable_adapters = True
         try:
             yield model
@@ -216,7 +221,8 @@ class Backbone(nn.Module):
         wrong = sorted(set(target) ^ set(state)) or [n for n in target if target[n].shape != state[n].shape]
         if wrong:
             raise UserError(
-                f"the stored weights of {role!r} do not fit this model: {len(wrong)} tensors differ, the first is "
+                f"the stored weights of {role!r} do not fit this model: {len(wrong)} tensors "
+                f"differ, the first is "
                 f"{wrong[0]!r}. They were made for another base model or another model.lora_rank."
             )
         with torch.no_grad():
@@ -233,7 +239,9 @@ class Backbone(nn.Module):
             return mask
         dtype = next(self.parameters()).dtype
         dtype = dtype if dtype.is_floating_point else torch.float32
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(
+            ~mask, torch.finfo(dtype).min
+        )
 
     def _add_adapter(self, role: str, like: str | None, adapter: str | None) -> None:
         config = self.lora
@@ -241,7 +249,7 @@ class Backbone(nn.Module):
             config = _adapter_config(adapter)
         elif like is not None:
             assert isinstance(self.base, PeftModel)
-            config = copy.deepcopy(self.base.peft_config[like])
+            config = cast(LoraConfig, copy.deepcopy(self.base.peft_config[like]))
         if isinstance(self.base, PeftModel):
             self.base.add_adapter(role, copy.deepcopy(config))
         else:
@@ -256,7 +264,8 @@ def _adapter_config(adapter: str) -> LoraConfig:
         config = LoraConfig.from_pretrained(adapter)
     except (ValueError, OSError) as error:
         raise UserError(
-            f"model.adapter is {adapter!r}, but no peft adapter is there ({error}). A folder with adapter_config.json "
+            f"model.adapter is {adapter!r}, but no peft adapter is there ({error}). A folder with "
+            f"adapter_config.json "
             f"and adapter_model.safetensors was expected."
         ) from error
     config.inference_mode = False

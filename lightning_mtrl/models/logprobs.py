@@ -77,7 +77,9 @@ def token_logprobs(
 
 def head_width(head: LogitHead) -> int:
     """Size of the vocabulary."""
-    return int(getattr(head.head, "out_features", 0) or head.head.weight.shape[0])
+    weight = head.head.weight
+    assert isinstance(weight, Tensor)
+    return int(getattr(head.head, "out_features", 0) or weight.size(0))
 
 
 def _chunk(head: LogitHead, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,9 @@ class RoleModule(LightningModule):
         weight_decay: of AdamW.
     """
 
-    def __init__(self, backbone: Backbone, role: str, learning_rate: float, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, backbone: Backbone, role: str, learning_rate: float, weight_decay: float = 0.0
+    ) -> None:
         super().__init__()
         if learning_rate < 0:
             raise ValueError(f"learning_rate must be >= 0, got {learning_rate}")
@@ -67,7 +69,9 @@ class RoleModule(LightningModule):
 
     def hidden(self, batch: TokenBatch, layer: int | None = None) -> Float[Tensor, "B T H"]:
         """Hidden states of this role for a batch."""
-        return self.backbone.hidden(self.role, batch.input_ids, batch.attention_mask, batch.position_ids, layer)
+        return self.backbone.hidden(
+            self.role, batch.input_ids, batch.attention_mask, batch.position_ids, layer
+        )
 
     def log_metrics(self, values: dict[str, Any]) -> None:
         """Log numbers under this module's name; in a plain Trainer as in the loop."""

@@ -93,7 +93,9 @@ class Policy(RoleModule):
         return (batch.loss_weights * objectives.zero_outside(values, batch.response_mask)).sum()
 
     @torch.no_grad()
-    def _log(self, loss: Tensor, logprobs: Tensor, kl: Tensor, entropy: Tensor, batch: ImprovementBatch) -> None:
+    def _log(
+        self, loss: Tensor, logprobs: Tensor, kl: Tensor, entropy: Tensor, batch: ImprovementBatch
+    ) -> None:
         share = batch.loss_weights.sum().clamp(min=1e-12)
         ratio = objectives.token_ratio(logprobs, batch.behaviour_logprobs, batch.response_mask)
         clipped = objectives.is_clipped(ratio, batch.advantages, self.clip_range).float()

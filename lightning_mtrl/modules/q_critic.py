@@ -73,7 +73,9 @@ class QCritic(RoleModule):
         G_i = sum_j gamma^j r_{i+j+1} (Iterative PPO, arXiv:2511.21638, section 3) for `td_lambda` 1; for
         less, the lambda-return of SARSA with `values` as the next turns' Q.
         """
-        return objectives.lambda_returns(batch.turn_rewards, values, batch.turn_mask, self.gamma, self.td_lambda)
+        return objectives.lambda_returns(
+            batch.turn_rewards, values, batch.turn_mask, self.gamma, self.td_lambda
+        )
 
     def training_step(self, batch: ConversationBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Mean loss over the (state, response) pairs of the batch; every turn weighs the same."""

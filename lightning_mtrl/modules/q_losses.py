@@ -19,7 +19,7 @@ class QLoss(Protocol):
         """Loss of each pair."""
         ...
 
-    def values(self, raw: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
+    def values(self, raw: Float[Tensor, "... O"]) -> Float[Tensor, ...]:
         """Predicted return."""
         ...
 
@@ -37,7 +37,7 @@ class BinaryCrossEntropy:
         """Cross-entropy in nats of each pair."""
         return objectives.bce_loss(raw[..., 0], targets)
 
-    def values(self, raw: Float[Tensor, "... 1"]) -> Float[Tensor, "..."]:
+    def values(self, raw: Float[Tensor, "... 1"]) -> Float[Tensor, ...]:
         """Predicted return in [0, 1]."""
         return raw[..., 0].sigmoid()
 
@@ -55,7 +55,7 @@ class MeanSquaredError:
         """Squared error of each pair."""
         return objectives.mse_loss(raw[..., 0], targets)
 
-    def values(self, raw: Float[Tensor, "... 1"]) -> Float[Tensor, "..."]:
+    def values(self, raw: Float[Tensor, "... 1"]) -> Float[Tensor, ...]:
         """Predicted return."""
         return raw[..., 0]
 
@@ -84,7 +84,7 @@ class HLGauss:
         wanted = objectives.hl_gauss_targets(targets, self.low, self.high, self.outputs)
         return -(wanted * raw.log_softmax(-1)).sum(-1)
 
-    def values(self, raw: Float[Tensor, "... O"]) -> Float[Tensor, "..."]:
+    def values(self, raw: Float[Tensor, "... O"]) -> Float[Tensor, ...]:
         """Mean of the predicted distribution."""
         return objectives.hl_gauss_values(raw, self.low, self.high)
 

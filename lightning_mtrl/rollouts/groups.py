@@ -127,5 +127,7 @@ def _visible(real: Tensor, width: int, length: int) -> Tensor:
     total = real.size(1)
     columns = torch.arange(total)
     owner = torch.where(columns < width, 0, (columns - width) // length + 1)
-    allowed = (columns[None, :] <= columns[:, None]) & ((owner[None, :] == 0) | (owner[None, :] == owner[:, None]))
+    allowed = (columns[None, :] <= columns[:, None]) & (
+        (owner[None, :] == 0) | (owner[None, :] == owner[:, None])
+    )
     return (allowed & real[:, None, :]) | torch.eye(total, dtype=torch.bool)

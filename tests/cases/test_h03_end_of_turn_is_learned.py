@@ -16,7 +16,7 @@ WORDS = ["<pad>", "<eot>", "<user>", "<bot>", "h", "e", "l", "o", "he", "ll", "l
 MERGES = [("h", "e"), ("l", "l"), ("ll", "o"), ("he", "llo")]
 EOT, USER, BOT, LETTER_O, HE, HELLO, X, Y = (1, 2, 3, 7, 8, 11, 12, 13)
 TEMPLATE = (
-    "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<bot>' }}{{ m.content + '<eot>' }}{% endfor %}"
+    "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<bot>' }}{{ m.content }}<eot>{% endfor %}"
     "{% if add_generation_prompt %}{{ '<bot>' }}{% endif %}"
 )
 

@@ -29,6 +29,9 @@ RENDERED_A = (
     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nHello there<|im_end|>\n"
     "<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\nFine<|im_end|>"
 )
+RENDERED_B = (
+    "<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\nC<|im_end|>"
+)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
@@ -92,8 +95,7 @@ def test_the_responses_and_their_ends_are_trained_and_nothing_else(tmp_path: Pat
 def test_an_opening_of_the_assistant_is_context(tmp_path: Path, form: str) -> None:
     chat, conversations = _loaded(_file(tmp_path, form))
     batch = collate([conversations["B"]], chat.pad_id)
-    text = "<|im_start|>assistant\nA<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\nC<|im_end|>"
-    assert chat.tokenizer.decode(batch.input_ids[0]) == text
+    assert chat.tokenizer.decode(batch.input_ids[0]) == RENDERED_B
     assert chat.tokenizer.decode(batch.input_ids[batch.response_mask]) == "C<|im_end|>"
 
 

@@ -154,7 +154,9 @@ def _habit_policy(habits: Habits):
             (Move("abstain"), habits.abstain),
             (informed, offers * habits.informed),
         ]
-        return moves + [(move, offers * (1 - habits.informed) * share) for move, share in blind_offers(belief)]
+        return moves + [
+            (move, offers * (1 - habits.informed) * share) for move, share in blind_offers(belief)
+        ]
 
     return policy
 
@@ -166,10 +168,13 @@ def _plan_policy(belief: Belief) -> list[tuple[Move, float]]:
 
 
 @pytest.mark.parametrize(
-    ("habits", "policy"), [(MEDIOCRE, _habit_policy(MEDIOCRE)), (PLANNER, _plan_policy)], ids=["mediocre", "planner"]
+    ("habits", "policy"),
+    [(MEDIOCRE, _habit_policy(MEDIOCRE)), (PLANNER, _plan_policy)],
+    ids=["mediocre", "planner"],
 )
 def test_exact_values_agree_with_simulated_scripted_agents(habits: Habits, policy) -> None:
-    """4.5 standard errors: false alarm below 1e-5 a case. Simulator and values share only the table of chances."""
+    """4.5 standard errors: false alarm below 1e-5 a case. Simulator and values share only the "
+    "table of chances."""
     exact = SalesValues(SalesDynamics(), 8, GAMMA).evaluate(policy)
     number = 8000
     environment = SuggestedResponse()
@@ -195,8 +200,10 @@ def test_probabilities_after_every_move_sum_to_one() -> None:
 
 
 def test_one_turn_values_are_the_chance_of_a_blind_sale() -> None:
-    """By hand: an offer that fits by luck (1/8) sells with 0.94 and one of the wrong tier (1/8) with 0.08, when
-    it is sent (0.94); in 5% the business does what it likes, and 30% of that is a blind offer too. Customers who
+    """By hand: an offer that fits by luck (1/8) sells with 0.94 and one of the wrong tier (1/8) "
+    "with 0.08, when
+    it is sent (0.94); in 5% the business does what it likes, and 30% of that is a blind offer too.
+    Customers who
     open with their need (15%) or need and budget (4.5%) are offered that.
     """
     sent, own = 0.94, 0.05 * 0.3

@@ -16,7 +16,11 @@ from lightning_mtrl.models.adapters import Backbone
 def _llama(seed: int = 0, hidden_size: int = 32) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=20, hidden_size=hidden_size, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+        vocab_size=20,
+        hidden_size=hidden_size,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
     )
     return LlamaForCausalLM(config).eval()
 

@@ -108,14 +108,14 @@ def test_reinforce_plus_plus(case: str) -> None:
         assert_equal(returns, expected["returns"])
         assert_equal(objectives.masked_whiten(returns, mask), expected["advantages"])
     if "baseline_advantages" in reference.expected:
-        scores = objectives.grpo_advantages(
-            reference.values("score"), reference.index(), divide_by_std=False
-        )
+        scores = objectives.grpo_advantages(reference.values("score"), reference.index(), divide_by_std=False)
         spread = scores[:, None].expand(mask.shape)
         assert_equal(objectives.masked_whiten(spread, mask), reference.expected["baseline_advantages"])
 
 
-def _check_released_rloo(reference: Reference, variant: str, parts: list[tuple[float, Tensor, Tensor]]) -> None:
+def _check_released_rloo(
+    reference: Reference, variant: str, parts: list[tuple[float, Tensor, Tensor]]
+) -> None:
     """`parts` are (coefficient, rewards, mask of the rewards), each centred apart and then added."""
     mask, size = reference.mask(), reference.params["n_samples"]
     centred = sum(c * objectives.rloo_centred_rewards(rewards, places, size) for c, rewards, places in parts)

@@ -117,9 +117,7 @@ def test_sequence_ratio_with_token_gradient(case: str, variant: str) -> None:
     )
     ratio = objectives.sequence_geometric_ratio(logprobs, old, mask)
     carried = objectives.with_token_gradient(ratio, logprobs, mask)
-    loss = _weighted(
-        objectives.clipped_surrogate(carried, advantages, mask, low, high), mask, "conversation"
-    )
+    loss = _weighted(objectives.clipped_surrogate(carried, advantages, mask, low, high), mask, "conversation")
     loss.backward()
     rows = mask.any(1)
     assert_equal(loss, expected["loss"])
@@ -150,7 +148,9 @@ def test_grpo_losses(case: str, variant: str) -> None:
         reference.params["epsilon_high"],
         settings["delta"],
     )
-    losses = losses + settings["beta"] * objectives.kl_penalty(logprobs, reference.values("ref_logprob"), "k3")
+    losses = losses + settings["beta"] * objectives.kl_penalty(
+        logprobs, reference.values("ref_logprob"), "k3"
+    )
     budget = len(mask) * reference.params["max_completion_length"]
     loss = {
         "grpo": objectives.masked_mean(losses, mask, dim=1).mean(),
@@ -186,7 +186,10 @@ def test_rloo_loss_of_whole_rows(case: str, variant: str) -> None:
 
 @every_case
 def test_ppo_losses(case: str) -> None:
-    reference, mask = Reference("policy_loss_trl_ppo", case), Reference("policy_loss_trl_ppo", case).mask("mask")
+    reference, mask = (
+        Reference("policy_loss_trl_ppo", case),
+        Reference("policy_loss_trl_ppo", case).mask("mask"),
+    )
     params, expected = reference.params, reference.expected
     logprobs, values = reference.leaf("logprob"), reference.leaf("values")
     old_values, returns = reference.values("old_values"), reference.values("returns")

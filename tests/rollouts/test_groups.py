@@ -34,7 +34,9 @@ RESPONSES = [
 GLUE = Glue(PAD, END, HEADER)
 
 
-def _alone(backbone: Backbone, prefix: list[int], response: SampledResponse) -> tuple[list[float], torch.Tensor]:
+def _alone(
+    backbone: Backbone, prefix: list[int], response: SampledResponse
+) -> tuple[list[float], torch.Tensor]:
     """Log-probs of a response and hidden states, by a plain forward over one unpadded row."""
     closing = [] if response.finished else [END]
     ids = torch.tensor([[*prefix, *response.ids, *closing, *HEADER]])

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.models.load import load_model
+
+WORDS = ["<pad>", "<eot>", "<user>", "<bot>", "a", "b", "c", "ab"]
+IDS = torch.tensor([[2, 4, 5, 1, 3, 6]])
+
+
+def _config() -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+        bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+
+
+def _save(folder: Path, template: str | None = "{{ messages[0].content }}<eot>") -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(_config()).eval()
+    model.save_pretrained(folder)
+    inner = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<pad>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<eot>", pad_token="<pad>")
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def test_a_folder_gives_the_very_weights_and_the_tokenizer(tmp_path: Path) -> None:
+    saved = _save(tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert loaded.name == str(tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), loaded.model.parameters(), strict=True))
+    assert loaded.tokenizer.convert_tokens_to_ids("c") == 6
+    assert not loaded.model.training
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_have_the_type_asked_for(tmp_path: Path, dtype: str) -> None:
+    _save(tmp_path)
+    kinds = {p.dtype for p in load_model(str(tmp_path), dtype=dtype).model.parameters()}
+    assert kinds == {getattr(torch, dtype)}
+
+
+def test_attention_takes_a_square_mask(tmp_path: Path) -> None:
+    _save(tmp_path)
+    model = load_model(str(tmp_path)).model
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    with torch.no_grad():
+        assert torch.allclose(model(IDS, attention_mask=mask).logits, model(IDS).logits, atol=1e-6)
+        mask[..., 1:, 0] = False
+        assert not torch.allclose(model(IDS, attention_mask=mask).logits, model(IDS).logits, atol=1e-3)
+
+
+def test_four_bits_approximate_the_weights_in_less_memory(tmp_path: Path) -> None:
+    saved = _save(tmp_path)
+    loaded = load_model(str(tmp_path), quantization="nf4").model
+    layer = loaded.model.layers[0].mlp.up_proj
+    assert type(layer).__name__ == "Linear4bit"
+    assert layer.weight.quant_state.quant_type == "nf4"
+    assert layer.weight.quant_state.nested
+    assert loaded.get_memory_footprint() < 0.6 * saved.get_memory_footprint()
+    with torch.no_grad():
+        close = torch.cosine_similarity(loaded(IDS).logits.float(), saved(IDS).logits, dim=-1)
+    assert close.min() > 0.95
+
+
+def _write_gguf(path: Path, model: LlamaForCausalLM) -> None:
+    """A GGUF file with the tensors of a Llama; rotary halves interleaved, as that format wants them."""
+    import gguf
+
+    writer = gguf.GGUFWriter(str(path), "llama")
+    config = model.config
+    writer.add_context_length(64)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(WORDS)
+    writer.add_token_types([3, 3, 3, 3, 1, 1, 1, 1])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(1)
+    writer.add_pad_token_id(0)
+    writer.add_chat_template("{{ messages[0].content }}<eot>")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
+            name.split(".")[-2]
+        )
+        if heads:
+            weight = weight.view(heads, 2, -1, config.hidden_size).swapaxes(1, 2).reshape(weight.shape)
+        target = names.get_name(name, try_suffixes=(".weight",))
+        writer.add_tensor(target, weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, LlamaForCausalLM]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(_config()).eval()
+    (tmp_path / "given").mkdir()
+    _write_gguf(tmp_path / "given" / "small.gguf", model)
+    return tmp_path / "given" / "small.gguf", model
+
+
+def test_a_gguf_file_becomes_ordinary_weights(
+    gguf_file: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    path, model = gguf_file
+    loaded = load_model(str(path))
+    by_key = load_model(str(path.parent), gguf_file=path.name)
+    with torch.no_grad():
+        assert torch.allclose(loaded.model(IDS).logits, model(IDS).logits, atol=1e-5)
+        assert torch.equal(loaded.model(IDS).logits, by_key.model(IDS).logits)
+    loaded.model.save_pretrained(tmp_path / "plain")
+    assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert loaded.tokenizer.chat_template == "{{ messages[0].content }}<eot>"
+
+
+def test_a_gguf_file_in_four_bits_is_written_out_once(
+    gguf_file: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    path, _ = gguf_file
+    first = load_model(str(path), quantization="nf4")
+    (kept,) = (tmp_path / "cache" / "lightning_mtrl").iterdir()
+    stamp = (kept / "model.safetensors").stat().st_mtime_ns
+    second = load_model(str(path), quantization="nf4")
+    assert (kept / "model.safetensors").stat().st_mtime_ns == stamp
+    assert type(first.model.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    with torch.no_grad():
+        assert torch.equal(first.model(IDS).logits, second.model(IDS).logits)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "nowhere.gguf", "a/b/c"])
+def test_a_path_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(UserError, match=f"model.name is '{name}', but that path does not exist") as caught:
+        load_model(name)
+    assert "'tiny'" in str(caught.value)
+
+
+def test_a_hub_model_out_of_reach_is_named() -> None:
+    with pytest.raises(
+        UserError, match=r"model\.name is 'nobody/nothing', but its tokenizer could not be loaded"
+    ):
+        load_model("nobody/nothing")
+
+
+def test_a_folder_without_a_model_and_a_missing_gguf_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no file .*config\.json"):
+        load_model(str(tmp_path))
+    with pytest.raises(UserError, match=r"model\.gguf_file is 'x\.gguf', but there is no file"):
+        load_model(str(tmp_path), gguf_file="x.gguf")
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(UserError, match="is not a model"):
+        load_model(str(tmp_path / "notes.txt"))
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path) -> None:
+    _save(tmp_path, template=None)
+    with pytest.raises(UserError, match="has no chat template"):
+        load_model(str(tmp_path))
+
+
+def test_broken_and_missing_weights_are_refused(tmp_path: Path) -> None:
+    model = _save(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    kept = {k: v for k, v in model.state_dict().items() if "layers.1.mlp" not in k}
+    model.save_pretrained(tmp_path, state_dict=kept)
+    with pytest.raises(UserError, match=r"3 of its weights are missing, the first is 'model\.layers\.1\.mlp"):
+        load_model(str(tmp_path))
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UserError, match="could not be loaded"):
+        load_model(str(tmp_path))
+    shutil.copy(tmp_path / "config.json", weights)
+    with pytest.raises(UserError, match="could not be loaded"):
+        load_model(str(tmp_path))
+
+
+def test_an_unknown_type_is_a_programmers_mistake() -> None:
+    with pytest.raises(ValueError, match="dtype must be"):
+        load_model("tiny", dtype="float8")
+
+
+@pytest.mark.real_lm
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_smollm2_answers_also_in_four_bits(smollm2_folder: Path, quantization: str) -> None:
+    loaded = load_model(str(smollm2_folder), quantization=quantization)  # type: ignore[arg-type]
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = loaded.tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    out = loaded.model.generate(**ids, max_new_tokens=8, do_sample=False)
+    assert "Paris" in loaded.tokenizer.decode(out[0])
