@@ -7,7 +7,6 @@ means that the key is not there, except for the suggestion of a message that say
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,8 +28,10 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
         }
         for record in records
     ]
+    features = _features()
+    columns = {name: [row[name] for row in rows] for name in features}
     with _quiet(), path.open("wb") as file:
-        Dataset.from_list(rows, features=_features()).to_parquet(file)
+        Dataset.from_dict(columns, features=features).to_parquet(file)
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
@@ -39,12 +40,12 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: if it is no Parquet file.
     """
-    from datasets import Dataset
+    from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
     try:
-        with _quiet(), tempfile.TemporaryDirectory() as cache:
-            rows = Dataset.from_parquet(str(path), cache_dir=cache, keep_in_memory=True).to_list()
+        # Streaming copies nothing into a cache, and takes a file without rows.
+        rows = list(load_dataset("parquet", data_files=str(path), split="train", streaming=True))
     except (DatasetsError, ValueError, OSError) as error:
         raise UserError(
             f"{path} could not be read as Parquet ({error}); one row for each conversation was expected."
