@@ -42,9 +42,9 @@ def gae(
 
     Source: Schulman et al. 2016 (arXiv:1506.02438), Eq. 16; with two discounts: POAD (arXiv:2405.15821).
     """
-    between = (
-        gamma if turn_gamma is None else turn_gamma,
-        gae_lambda if turn_lambda is None else turn_lambda,
+    inside = values.new_tensor([gamma, gae_lambda])
+    between = values.new_tensor(
+        [gamma if turn_gamma is None else turn_gamma, gae_lambda if turn_lambda is None else turn_lambda]
     )
     rewards, values = zero_outside(rewards, response_mask), zero_outside(values, response_mask)
     index = turn_index_of(response_mask) if turn_index is None else turn_index
@@ -53,9 +53,8 @@ def gae(
     columns: list[Tensor] = []
     for t in reversed(range(values.size(1))):
         sampled, same = response_mask[:, t], index[:, t] == next_index
-        discount = torch.where(same, gamma, between[0]).to(values)
-        decay = discount * torch.where(same, gae_lambda, between[1]).to(values)
-        estimate = rewards[:, t] + discount * next_value - values[:, t] + decay * advantage
+        discount, keep = torch.where(same, inside[:, None], between[:, None])
+        estimate = rewards[:, t] + discount * next_value - values[:, t] + discount * keep * advantage
         advantage = torch.where(sampled, estimate, advantage)
         next_value = torch.where(sampled, values[:, t], next_value)
         next_index = torch.where(sampled, index[:, t], next_index)
