@@ -69,6 +69,10 @@ class Policy(RoleModule):
                 module.eval()
         return self
 
+    def on_fit_start(self) -> None:
+        """A plain `Trainer` leaves modules in the mode they came in; another role may have left dropout on."""
+        self.train()
+
     def forward(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Log-probability and entropy in nats of each sampled token; 0 elsewhere."""
         return scored_tokens(self.backbone, self.role, self.hidden(batch), batch)
