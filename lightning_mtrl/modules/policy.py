@@ -70,7 +70,7 @@ class Policy(RoleModule):
         return self
 
     def on_fit_start(self) -> None:
-        """A plain `Trainer` leaves modules in the mode they came in; another role may have left dropout on."""
+        """A plain `Trainer` leaves modules in the mode they came in, and another role may need dropout."""
         self.train()
 
     def forward(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:

@@ -67,14 +67,9 @@ def small_chat() -> ChatTokenizer:
     return ChatTokenizer(tokenizer)
 
 
-def talk(
-    name: str,
-    responses: Sequence[Sequence[int]],
-    rewards: Sequence[float],
-    observation: Sequence[int] = (12,),
-) -> Conversation:
-    """A finished conversation with ids; every response gets the same observation but the last, which has none."""
-    after = (USER, *observation, END, BOT)
+def talk(name: str, responses: Sequence[Sequence[int]], rewards: Sequence[float]) -> Conversation:
+    """A finished conversation with ids; each response but the last is followed by the same observation."""
+    after = (USER, 12, END, BOT)
     turns = [
         Turn(
             "said",
