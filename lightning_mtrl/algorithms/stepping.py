@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,7 +42,7 @@ class Stepper:
         """Take one step on a batch whose weights sum to 1; returns the loss (NaN if it was skipped).
 
         Raises:
-            UserError: after `max_skipped` steps in a row whose loss or gradient was not finite.
+            UserError: after `max_skipped_steps` steps in a row whose loss or gradient was not finite.
         """
         self.module.train()
         total = 0.0
@@ -51,7 +52,7 @@ class Stepper:
             self.fabric.backward(loss)
             total += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(self.module.own_parameters(), self.max_norm)
-        finite = bool(torch.isfinite(norm)) and total == total
+        finite = bool(torch.isfinite(norm)) and math.isfinite(total)
         if finite:
             self.optimizer.step()
             self.skipped_in_row = 0
@@ -68,6 +69,10 @@ class Stepper:
     def _skip(self) -> None:
         self.skipped += 1
         self.skipped_in_row += 1
+        self.context.say(
+            f"A step of {self.module.role!r} was skipped: its loss or gradient was not finite "
+            f"({self.skipped} skipped so far, {self.skipped_in_row} in a row)."
+        )
         if self.skipped_in_row >= self.context.max_skipped_steps:
             raise UserError(
                 f"loss or gradient of {self.module.role!r} was not finite in {self.skipped_in_row} "

@@ -8,15 +8,20 @@ from typing import Any
 
 import torch
 from lightning import Trainer
+from lightning.fabric import Fabric
 from peft import LoraConfig
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.batch import ConversationBatch, ImprovementBatch, collate
 from lightning_mtrl.conversation import Conversation, Message, Turn
 from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.objectives import token_weights
+from lightning_mtrl.rollouts.datamodule import RolloutDataModule
+from lightning_mtrl.rollouts.sampling import SamplingConfig
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
 
 WORDS = ["<pad>", "<eot>", "<user>", "<bot>", "h", "e", "l", "o", "he", "ll", "llo", "hello", "x", "y"]
@@ -145,3 +150,22 @@ def watched(backbone: Backbone) -> Iterator[dict[str, list[str]]]:
         if not torch.equal(before[name], parameter):
             owner = next((role for role, own in roles.items() if id(parameter) in own), "base")
             moved[owner].append(name)
+
+
+def small_context(backbone: Backbone, **fields: Any) -> Context:
+    """What an algorithm works with, on one CPU process; `loggers` go to Fabric."""
+    fabric = Fabric(accelerator="cpu", devices=1, loggers=fields.pop("loggers", []))
+    fabric.launch()
+    chat = small_chat()
+    given = {
+        "datamodule": RolloutDataModule(tokenizer=chat, batch_size=8),
+        "sampling": SamplingConfig(max_response_tokens=6),
+        "context_length": 96,
+        **fields,
+    }
+    return Context(fabric, backbone, chat, **given)
+
+
+def own_weights(module: RoleModule) -> list[Tensor]:
+    """A copy of the weights that a module trains."""
+    return [parameter.detach().clone() for parameter in module.own_parameters()]
