@@ -213,9 +213,9 @@ def _chances(rng: random.Random, readiness: float, number: int) -> list[tuple[fl
     Each response presses for success with a different force, and has a skill of its own. Pressing costs:
     without success it drives the other party away.
     """
-    forces = [(i + rng.random()) / number for i in range(number)]
+    forces = [(i + rng.uniform(0.2, 0.8)) / number for i in range(number)]
     rng.shuffle(forces)
-    successes = [force * rng.uniform(0.5, 1.0) * readiness for force in forces]
+    successes = [force * rng.uniform(0.8, 1.0) * readiness for force in forces]
     return [(p, (1 - p) * (1 - 0.9 * force)) for p, force in zip(successes, forces, strict=True)]
 
 
