@@ -200,5 +200,6 @@ def _response_log_ratio(
     width = int(turn_index.max()) + 1 if turn_index.numel() else 1
     empty = log_ratio.new_zeros(log_ratio.size(0), width)
     totals = empty.scatter_add(1, turn_index, log_ratio).gather(1, turn_index)
-    counts = empty.scatter_add(1, turn_index, mask.to(log_ratio.dtype)).gather(1, turn_index)
+    # Whole numbers, since half precision cannot count beyond a few hundred.
+    counts = empty.long().scatter_add(1, turn_index, mask.long()).gather(1, turn_index)
     return zero_outside(totals, mask), counts.clamp(min=1)

@@ -140,6 +140,13 @@ def test_masked_rubbish_has_no_effect_in_any_unit(seed: int) -> None:
         assert torch.equal(results[0][1], results[1][1])
 
 
+def test_half_precision_counts_the_tokens_of_a_long_row() -> None:
+    mask = torch.ones(1, 1000, dtype=torch.bool)
+    logprobs = torch.full((1, 1000), 0.5, dtype=torch.bfloat16)
+    ratio = sequence_geometric_ratio(logprobs, torch.zeros_like(logprobs), mask)
+    assert ratio.float()[0, 0].item() == pytest.approx(math.exp(0.5), rel=0.02)
+
+
 def test_a_far_ratio_is_finite() -> None:
     mask = torch.ones(1, 1, dtype=torch.bool)
     losses = clipped_policy_loss(torch.zeros(1, 1), torch.full((1, 1), -1e4), -torch.ones(1, 1), mask)
