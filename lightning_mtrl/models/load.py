@@ -134,7 +134,19 @@ def _weights(source: _Source, dtype: torch.dtype, quantization: Any = None) -> P
             f"{missing[0]!r}. A whole causal language model was expected; download or save it again."
         )
     checked: PreTrainedModel = model
+    _keep_trainable(checked)
     return checked
+
+
+def _keep_trainable(model: PreTrainedModel) -> None:
+    """Keep 4-bit weights in the layout that training passes read.
+
+    On CPUs with AVX512-BF16 bitsandbytes packs a layer's weights anew at its first pass in evaluation mode,
+    and its backward pass then reads them wrongly, so that adapters get wrong gradients.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # torch.nn's own stub
 
 
 @contextmanager
