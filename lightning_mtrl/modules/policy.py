@@ -21,12 +21,13 @@ class KLTerm:
 
     Attributes:
         coef: weight of the penalty; 0 for none.
-        estimator: per-token estimator, "k1", "k2" or "k3".
+        estimator: per-token estimator; see `objectives.kl_penalty`. As a loss, "k3" has the gradient of the
+            forward direction in expectation; "k2" and "k3+" have that of the reverse.
         direction: "reverse" is KL(policy || reference), as in RLHF; "forward" is KL(reference || policy).
     """
 
     coef: float = 0.0
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
     direction: Literal["reverse", "forward"] = "reverse"
 
 
@@ -86,12 +87,19 @@ class Policy(RoleModule):
         surrogate = objectives.clipped_policy_loss(
             logprobs, batch.behaviour_logprobs, batch.advantages, batch.response_mask, self.clip_range
         )
-        kl = objectives.kl_penalty(
-            logprobs, batch.reference_logprobs, self.kl.estimator, self.kl.direction, batch.response_mask
-        )
+        kl = self._kl(logprobs, batch)
         loss = self._weighted(surrogate + self.kl_coef * kl - self.entropy_coef * entropy, batch)
         self._log(loss, logprobs, kl, entropy, batch)
         return loss
+
+    def _kl(self, logprobs: Float[Tensor, "B T"], batch: ImprovementBatch) -> Float[Tensor, "B T"]:
+        kl = objectives.kl_penalty(
+            logprobs, batch.reference_logprobs, self.kl.estimator, self.kl.direction, batch.response_mask
+        )
+        if self.kl.direction == "forward":
+            # That expectation is over the reference's samples; these were drawn by the behaviour policy.
+            kl = kl * objectives.importance_weights(batch.reference_logprobs, batch.behaviour_logprobs)
+        return kl
 
     def _weighted(self, values: Float[Tensor, "B T"], batch: ImprovementBatch) -> Float[Tensor, ""]:
         return (batch.loss_weights * objectives.zero_outside(values, batch.response_mask)).sum()
