@@ -19,9 +19,10 @@ import torch
 
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
 from lightning_mtrl.algorithms.diagnostics import diagnose
-from lightning_mtrl.algorithms.estimators import GAE, AdvantageEstimator
+from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator
 from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, predict
 from lightning_mtrl.algorithms.policy_improvement import ImprovementConfig, SingleTurnImprover
+from lightning_mtrl.algorithms.ranges import expect
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.figures import calibration_figure
@@ -46,13 +47,16 @@ class IterativePPO(Algorithm):
 
     def __init__(
         self,
-        evaluation: EvaluationConfig | None = None,
-        improvement: ImprovementConfig | None = None,
+        # Frozen, so they can be shared; a union with None would hide what is wrong in a configuration.
+        evaluation: EvaluationConfig = EvaluationConfig(),  # noqa: B008
+        improvement: ImprovementConfig = ImprovementConfig(),  # noqa: B008
         estimator: AdvantageEstimator | None = None,
     ) -> None:
-        self.evaluation = evaluation or EvaluationConfig()
-        self.improvement = improvement or ImprovementConfig()
+        self.evaluation, self.improvement = evaluation, improvement
         self.estimator = estimator or GAE()
+        samples, compares = self.improvement.samples, isinstance(self.estimator, (RLOO, GRPO))
+        kind = f"at least 2 with {type(self.estimator).__name__}, which compares the responses of a state"
+        expect(samples > 1 or not compares, "improvement.samples", samples, kind, 8)
         self._probe: list[Conversation] = []
         self._probe_q: list[float] = []
         self._changes: list[float] = []

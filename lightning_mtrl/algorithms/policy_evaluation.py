@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lightning_mtrl.algorithms.base import Context
+from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ConversationBatch, collate
 from lightning_mtrl.conversation import Conversation
@@ -59,6 +60,15 @@ class EvaluationConfig:
     weight_decay: float = 0.01
     max_norm: float = 1.0
     tolerance: float = 0.005
+
+    def __post_init__(self) -> None:
+        expect(0.0 < self.gamma <= 1.0, "evaluation.gamma", self.gamma, "in (0, 1]", 0.95)
+        expect(0.0 <= self.td_lambda <= 1.0, "evaluation.td_lambda", self.td_lambda, "in [0, 1]", 1.0)
+        for name in ("layer", "epochs", "patience", "micro_batch_size"):
+            expect_at_least(f"evaluation.{name}", getattr(self, name), 1, 2)
+        for name in ("learning_rate", "weight_decay", "tolerance"):
+            expect_at_least(f"evaluation.{name}", getattr(self, name), 0, 1e-4)
+        expect_above_zero("evaluation.max_norm", self.max_norm, 1.0)
 
 
 def fit_critic(critic: QCritic, stepper: Stepper, config: EvaluationConfig, context: Context) -> QReport:

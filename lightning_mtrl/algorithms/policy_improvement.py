@@ -13,8 +13,10 @@ from torch import Tensor
 from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.estimators import AdvantageEstimator
+from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ImprovementBatch
+from lightning_mtrl.evaluation.intervals import mean_interval
 from lightning_mtrl.modules.base import scored_tokens
 from lightning_mtrl.modules.policy import Policy
 from lightning_mtrl.modules.q_critic import QCritic
@@ -44,7 +46,7 @@ class ImprovementConfig:
         clip_range: half-width of the allowed probability ratio of a token.
         kl_coef: weight of the KL penalty to pi_i, in reward per nat.
         kl_in: "loss" adds the penalty to the loss; "reward" takes it off the tokens' rewards.
-        kl_estimator: per-token estimator, "k1", "k2" or "k3".
+        kl_estimator: per-token estimator: "k1", "k2", "k3", or with the gradient of k2 "k1+", "k3+".
         kl_direction: "reverse" is KL(policy || pi_i); "forward" is KL(pi_i || policy).
         kl_target: KL per response in nats that an adaptive `kl_coef` aims at; null keeps it fixed.
         kl_ceiling: KL(policy || pi_i) per response in nats at which an iteration's improvement stops; null
@@ -69,7 +71,7 @@ class ImprovementConfig:
     clip_range: float = 0.2
     kl_coef: float = 0.02
     kl_in: Literal["loss", "reward"] = "loss"
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
     kl_direction: Literal["reverse", "forward"] = "reverse"
     kl_target: float | None = None
     kl_ceiling: float | None = 1.5
@@ -79,6 +81,18 @@ class ImprovementConfig:
     max_norm: float = 1.0
     certificate_states: int = 128
     accept: Literal["improved_only", "always"] = "improved_only"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "states", "samples", "epochs", "minibatch_states", "micro_batch_states"):
+            expect_at_least(f"improvement.{name}", getattr(self, name), 1, 8)
+        expect_at_least("improvement.certificate_states", self.certificate_states, 2, 128)
+        for name in ("learning_rate", "value_learning_rate", "kl_coef", "entropy_coef"):
+            expect_at_least(f"improvement.{name}", getattr(self, name), 0, 1e-5)
+        for name in ("kl_target", "kl_ceiling", "max_norm"):
+            expect_above_zero(f"improvement.{name}", getattr(self, name), 1.0)
+        expect(0.0 < self.clip_range < 1.0, "improvement.clip_range", self.clip_range, "in (0, 1)", 0.2)
+        known = self.value_role in ("value", "policy")
+        expect(known, "improvement.value_role", self.value_role, "one of value, policy", "policy")
 
 
 @dataclass(frozen=True)
@@ -188,9 +202,9 @@ class SingleTurnImprover:
 
     def gain(self, before: ScoredGroups, after: ScoredGroups) -> tuple[float, float, float]:
         """E_{a~pi'}[Q] - E_{a~pi}[Q] on the same states, with its 95% interval (Theorem 1's precondition)."""
-        difference = (after.q.mean(1) - before.q.mean(1)).double()
-        mean, half = difference.mean(), 1.96 * difference.std() / max(1, len(difference)) ** 0.5
-        return float(mean), float(mean - half), float(mean + half)
+        difference = (after.q.mean(1) - before.q.mean(1)).tolist()
+        low, high = mean_interval(difference)
+        return sum(difference) / len(difference), low, high
 
     def _epoch(self, batch: ImprovementBatch, generator: torch.Generator) -> None:
         order = torch.randperm(len(batch), generator=generator)
