@@ -13,6 +13,7 @@ import torch
 
 from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
+from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ConversationBatch, ImprovementBatch
 from lightning_mtrl.conversation import Conversation
@@ -44,6 +45,15 @@ class OutcomeConfig:
     entropy_coef: float = 0.0
     max_norm: float = 1.0
 
+    def __post_init__(self) -> None:
+        expect(0.0 < self.gamma <= 1.0, "settings.gamma", self.gamma, "in (0, 1]", 0.95)
+        expect(0.0 < self.clip_range < 1.0, "settings.clip_range", self.clip_range, "in (0, 1)", 0.2)
+        for name in ("epochs", "micro_batch_size"):
+            expect_at_least(f"settings.{name}", getattr(self, name), 1, 2)
+        for name in ("learning_rate", "kl_coef", "entropy_coef"):
+            expect_at_least(f"settings.{name}", getattr(self, name), 0, 1e-5)
+        expect_above_zero("settings.max_norm", self.max_norm, 1.0)
+
 
 class OutcomeOnly(Algorithm):
     """Reinforce all responses of a conversation with its outcome, less the mean outcome.
@@ -54,8 +64,8 @@ class OutcomeOnly(Algorithm):
         settings: how the policy is trained.
     """
 
-    def __init__(self, settings: OutcomeConfig | None = None) -> None:
-        self.settings = settings or OutcomeConfig()
+    def __init__(self, settings: OutcomeConfig = OutcomeConfig()) -> None:  # noqa: B008  # frozen
+        self.settings = settings
 
     @property
     def gamma(self) -> float:
