@@ -64,7 +64,7 @@ class OutcomeOnly(Algorithm):
         settings: how the policy is trained.
     """
 
-    def __init__(self, settings: OutcomeConfig = OutcomeConfig()) -> None:  # noqa: B008  # frozen
+    def __init__(self, settings: OutcomeConfig = OutcomeConfig()) -> None:
         self.settings = settings
 
     @property
