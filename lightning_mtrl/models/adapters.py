@@ -30,6 +30,9 @@ class Backbone(nn.Module):
         fine_tuning: "lora": a role is an adapter. "full": a role is a copy of the model.
         lora: configuration of new adapters; ignored with "full".
         gradient_checkpointing: trade time for memory in training passes.
+
+    Raises:
+        UserError: if the model's logits are not those of its output head.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Backbone(nn.Module):
         )
         self.roles: list[str] = []
         self._layers: list[LoraLayer] = []
+        LogitHead.check(model)
         model.requires_grad_(False)
         for module in model.modules():
             # Attention dropout hides in a number, not in a module that `eval` reaches alone; see

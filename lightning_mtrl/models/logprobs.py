@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from lightning_mtrl.errors import UserError
+
 CHUNK_ELEMENTS = 16 * 1024 * 1024  # logits held at a time (64 MiB in fp32)
 
 
@@ -43,6 +45,30 @@ class LogitHead:
         if self.softcap:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         return logits
+
+    @classmethod
+    def check(cls, model: PreTrainedModel) -> None:
+        """Refuse a model whose logits are not those of its head as it is read here.
+
+        There is no common name for what models do to their logits, so the two are compared.
+
+        Raises:
+            UserError: if they differ.
+        """
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            ids = torch.arange(2, device=model.device)[None]
+            read = cls.of(model).logits(model.base_model(input_ids=ids).last_hidden_state[0])
+            wanted = model(input_ids=ids).logits[0].float()
+        model.train(training)
+        if not torch.allclose(read, wanted, rtol=0.02, atol=0.02):
+            raise UserError(
+                f"the model is a {type(model).__name__}, which changes its logits after the output head in "
+                f"a way that is not known here, so log-probabilities would be wrong (logits differ by up to "
+                f"{float((read - wanted).abs().max()):.3g}). Use another model for model.name; one whose config "
+                f"has logit_scale or final_logit_softcapping is understood."
+            )
 
 
 def token_logprobs(

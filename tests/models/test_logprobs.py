@@ -6,9 +6,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
-from transformers import Cohere2Config, Cohere2ForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
 
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.models import logprobs as module
+from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.logprobs import LogitHead, head_width, token_logprobs
 
 VOCABULARY, WIDTH, TOKENS = 50, 16, 33
@@ -110,14 +121,19 @@ def test_numbers_are_fp32_and_finite_for_a_half_precision_head_with_extreme_logi
     assert (entropy >= 0).all()
 
 
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
 def test_a_head_is_read_with_what_its_model_does_to_logits() -> None:
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 16, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
     torch.manual_seed(0)
-    capped = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, final_logit_softcapping=2.0, pad_token_id=0))
-    scaled = Cohere2ForCausalLM(Cohere2Config(**sizes, **heads, logit_scale=0.125, pad_token_id=0))
+    capped = Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=2.0))
+    scaled = Cohere2ForCausalLM(Cohere2Config(**SIZES, head_dim=8, logit_scale=0.125))
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     for model in (capped.eval(), scaled.eval()):
+        LogitHead.check(model)
         head = LogitHead.of(model)
         assert head_width(head) == VOCABULARY
         with torch.no_grad():
@@ -125,3 +141,19 @@ def test_a_head_is_read_with_what_its_model_does_to_logits() -> None:
             assert torch.allclose(head.logits(hidden), model(input_ids=ids).logits[0], atol=1e-5)
     assert (LogitHead.of(capped).softcap, LogitHead.of(capped).scale) == (2.0, 1.0)
     assert (LogitHead.of(scaled).softcap, LogitHead.of(scaled).scale) == (0.0, 0.125)
+
+
+def test_a_model_that_changes_its_logits_in_an_unknown_way_is_refused() -> None:
+    torch.manual_seed(0)
+    model = GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0, initializer_range=0.5)).train()
+    with pytest.raises(UserError, match=r"GraniteForCausalLM.*model\.name"):
+        Backbone(model)
+    assert model.training
+
+
+def test_an_ordinary_model_passes_in_training_mode_and_keeps_its_random_numbers() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=1, n_head=2)).train()
+    state = torch.random.get_rng_state()
+    LogitHead.check(model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert model.training
