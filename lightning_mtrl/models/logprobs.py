@@ -66,8 +66,8 @@ class LogitHead:
             raise UserError(
                 f"the model is a {type(model).__name__}, which changes its logits after the output head in "
                 f"a way that is not known here, so log-probabilities would be wrong (logits differ by up to "
-                f"{float((read - wanted).abs().max()):.3g}). Use another model for model.name; one whose config "
-                f"has logit_scale or final_logit_softcapping is understood."
+                f"{float((read - wanted).abs().max()):.3g}). Use another model for model.name; one "
+                f"whose config has logit_scale or final_logit_softcapping is understood."
             )
 
 
