@@ -63,6 +63,8 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
         UserError: if a part of the configuration cannot work.
     """
     algorithm, environment = build_algorithm(config), build_environment(config)
+    # Fresh adapters start from random numbers, and a run that is repeated must start from the same.
+    torch.manual_seed(config.seed)
     fabric = _fabric(config, loggers or [])
     backbone, chat = build_backbone(config.model)
     if config.model.quantization == "none":

@@ -258,6 +258,11 @@ class Backbone(nn.Module):
             self.base.add_adapter(role, copy.deepcopy(config))
         else:
             self.base = get_peft_model(self.base, copy.deepcopy(config), adapter_name=role)
+        kept = self.base.peft_config[role]
+        assert isinstance(kept, LoraConfig)
+        if isinstance(kept.target_modules, set):
+            # The order of a set differs between processes, and so would the file that is saved.
+            kept.target_modules = sorted(kept.target_modules)
         self._layers = [m for m in self.base.modules() if isinstance(m, LoraLayer)]
         if adapter is not None:
             self.load_state_of(role, load_peft_weights(adapter, device="cpu"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +139,24 @@ def test_only_trainable_hides_the_other_roles_for_a_moment() -> None:
     with backbone.only_trainable("critic"):
         assert not any(p.requires_grad for p in backbone.parameters_of("policy"))
     assert all(p.requires_grad for r in ("policy", "critic") for p in backbone.parameters_of(r))
+
+
+SAVED_ORDER = """
+import sys, torch
+from lightning_mtrl.models.adapters import Backbone
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+backbone = Backbone(LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes)))
+backbone.add_role("critic")
+backbone.add_role("reference", like="critic")
+backbone.base.save_pretrained(sys.argv[1])
+"""
+
+
+def test_an_adapters_configuration_is_saved_in_one_order_by_every_process(tmp_path: Path) -> None:
+    for seed in ("0", "1"):
+        command = [sys.executable, "-c", SAVED_ORDER, str(tmp_path / seed)]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": seed})
+    for role in ("critic", "reference"):
+        first, second = (tmp_path / seed / role / "adapter_config.json" for seed in ("0", "1"))
+        assert first.read_bytes() == second.read_bytes()
