@@ -47,13 +47,12 @@ class TokenBatch:
         return replace(self, **moved)
 
     def rows(self, index: slice | Int[Tensor, " R"]) -> Self:
-        """The same batch with some of its rows; per-token weights keep their values."""
-        size = len(self)
-        chosen = {
-            f.name: _chosen(getattr(self, f.name), index, size)
-            for f in fields(self)
-            if getattr(self, f.name) is not None
-        }
+        """Some of the rows, without the columns that only other rows need; weights keep their values."""
+        size, width = self.input_ids.shape
+        mask = self.attention_mask[index]
+        real = mask if mask.dim() == 2 else _not_alone(mask)
+        needed = max(1, int((real.any(0).nonzero().amax() + 1) if bool(real.any()) else 1))
+        chosen = {f.name: _chosen(getattr(self, f.name), index, size, width, needed) for f in fields(self)}
         return replace(self, **chosen)
 
     def __len__(self) -> int:
@@ -64,12 +63,23 @@ def _moved(value: Any, device: torch.device | str) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-def _chosen(value: Any, index: slice | Tensor, size: int) -> Any:
-    if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size:
-        return value[index]
+def _chosen(value: Any, index: slice | Tensor, size: int, width: int, needed: int) -> Any:
     if isinstance(value, tuple):
         return tuple(value[i] for i in torch.arange(size)[index].tolist())
-    return value
+    if not isinstance(value, Tensor):
+        return value
+    chosen = value[index]
+    for dimension in range(1, value.dim()):
+        if value.size(dimension) == width:
+            chosen = chosen.narrow(dimension, 0, needed)
+    return chosen
+
+
+def _not_alone(mask: Bool[Tensor, "B T T"]) -> Bool[Tensor, "B T"]:
+    """True on positions that are not padding: padding looks at itself alone, and so does only the first."""
+    alone = mask.sum(-1) == 1
+    alone[:, 0] = False
+    return ~alone
 
 
 @dataclass(frozen=True)

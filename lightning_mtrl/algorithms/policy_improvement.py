@@ -152,7 +152,8 @@ class SingleTurnImprover:
     def sample(self, states: Sequence[State], seed: int, role: str = "policy") -> ScoredGroups:
         """Sample responses for each state and score them with Q."""
         context = self.context
-        prefixes = [state.ids for state in states]
+        # States of similar length stand together, so that a pass over some of them has little padding.
+        prefixes = sorted((state.ids for state in states), key=len)
         with context.backbone.sampling(role) as model:
             responses = sample_groups(
                 model,

@@ -33,6 +33,7 @@ class Stepper:
         self.context, self.fabric = context, context.fabric
         self.max_norm, self.micro_batch_size = max_norm, micro_batch_size
         self.skipped, self.skipped_in_row = 0, 0
+        self.parameters = module.own_parameters()
         with module.backbone.only_trainable(module.role):
             self.module: Any
             self.optimizer: Any
@@ -51,7 +52,7 @@ class Stepper:
                 loss = self.module.training_step(part.to(self.fabric.device), 0)
             self.fabric.backward(loss)
             total += float(loss.detach())
-        norm = torch.nn.utils.clip_grad_norm_(self.module.own_parameters(), self.max_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
         finite = bool(torch.isfinite(norm)) and math.isfinite(total)
         if finite:
             self.optimizer.step()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lightning_mtrl.batch import TokenBatch
@@ -30,31 +30,42 @@ class Glue:
 
 @dataclass(frozen=True)
 class GroupBatch(TokenBatch):
-    """States with n responses each: a row is [prefix | response 1 | ... | response n].
+    """States with n responses each: a row is the prefix, then one response after the other, then padding.
 
     Every response looks at the prefix and at itself, never at its neighbours, and its positions go on from
-    the prefix, so each is scored exactly as if it stood alone behind the prefix. All responses have
-    the same number of columns, which makes `by_response` a reshape.
+    the prefix, so each is scored exactly as if it stood alone behind the prefix.
 
     Attributes:
-        prefix_width: columns of the prefix part.
+        row_lengths: columns of each row that are not padding.
+        turn_start: index of the first token of each response.
         turn_end: index of the last token of each response.
         turn_read: index of the last token of the header after each response.
     """
 
-    prefix_width: int
+    row_lengths: Int[Tensor, " S"]
+    turn_start: Int[Tensor, "S n"]
     turn_end: Int[Tensor, "S n"]
     turn_read: Int[Tensor, "S n"]
 
     def by_response(self, values: Tensor) -> Tensor:
-        """[S, T, ...] -> [S * n, L, ...]: one row a response."""
-        states, number = self.turn_end.shape
-        return values[:, self.prefix_width :].reshape(states * number, -1, *values.shape[2:])
+        """[S, T] -> [S * n, L]: the sampled tokens of each response from column 0 on, then 0 (False)."""
+        columns, inside = self._columns()
+        taken = values.gather(1, columns.flatten(1)).view(columns.shape)
+        return torch.where(inside, taken, torch.zeros_like(taken)).flatten(0, 1)
 
     def by_row(self, values: Float[Tensor, "N L"]) -> Float[Tensor, "S T"]:
-        """The inverse of `by_response`, with 0 on the prefix."""
-        states = self.turn_end.size(0)
-        return torch.nn.functional.pad(values.reshape(states, -1), (self.prefix_width, 0))
+        """The inverse of `by_response`, with 0 on everything that was not sampled."""
+        columns, inside = self._columns()
+        kept = torch.where(inside, values.view(columns.shape), 0.0)
+        full = torch.zeros(self.input_ids.shape, dtype=values.dtype, device=values.device)
+        return full.scatter_add(1, columns.flatten(1), kept.flatten(1))
+
+    def _columns(self) -> tuple[Int[Tensor, "S n L"], Bool[Tensor, "S n L"]]:
+        """Where each response's tokens stand, and which of these places are inside it."""
+        lengths = self.turn_end - self.turn_start + 1
+        steps = torch.arange(int(lengths.max()), device=lengths.device)
+        inside = steps < lengths[..., None]
+        return torch.where(inside, self.turn_start[..., None] + steps, 0), inside
 
 
 def group_batch(
@@ -64,7 +75,7 @@ def group_batch(
 
     Args:
         prefixes: token ids of each state.
-        responses: the same number of responses for each state.
+        responses: the same number of responses for each state, each of at least one token.
         glue: what follows a response; its header is appended, never trained on.
 
     Raises:
@@ -73,61 +84,68 @@ def group_batch(
     number = len(responses[0])
     if any(len(group) != number for group in responses):
         raise ValueError("every state of a GroupBatch needs the same number of responses")
-    blocks = [[_block(response, glue) for response in group] for group in responses]
-    length = max(len(ids) for group in blocks for ids in group)
-    width = max(len(prefix) for prefix in prefixes)
-    ids = torch.full((len(prefixes), width + number * length), glue.pad_id)
-    logprobs = torch.zeros(ids.shape)
-    sampled = torch.zeros(len(prefixes), number, dtype=torch.long)
-    written = torch.zeros(len(prefixes), number, dtype=torch.long)
-    for row, (prefix, group) in enumerate(zip(prefixes, responses, strict=True)):
-        ids[row, : len(prefix)] = torch.tensor(prefix)
-        for column, response in enumerate(group):
-            start, block = width + column * length, blocks[row][column]
-            ids[row, start : start + len(block)] = torch.tensor(block)
-            logprobs[row, start : start + len(response.ids)] = torch.tensor(response.logprobs)
-            sampled[row, column], written[row, column] = len(response.ids), len(block)
-    return _laid_out(ids, logprobs, torch.tensor([len(p) for p in prefixes]), sampled, written, width, length)
-
-
-def _block(response: SampledResponse, glue: Glue) -> list[int]:
-    closing = [] if response.finished else [glue.end_id]
-    return [*response.ids, *closing, *glue.header_ids]
-
-
-def _laid_out(
-    ids: Tensor, logprobs: Tensor, prefix: Tensor, sampled: Tensor, written: Tensor, width: int, length: int
-) -> GroupBatch:
-    """Masks and positions from lengths: `prefix` [S], `sampled` and `written` [S, n]."""
-    states, number = sampled.shape
-    inside = torch.arange(length).expand(states, number, length)
-    in_prefix = torch.arange(width) < prefix[:, None]
-    real = torch.cat([in_prefix, (inside < written[..., None]).flatten(1)], 1)
-    trained = torch.cat([torch.zeros_like(in_prefix), (inside < sampled[..., None]).flatten(1)], 1)
-    after = (prefix[:, None, None] + inside).flatten(1)
-    starts = width + torch.arange(number) * length
-    columns = torch.arange(ids.size(1)).expand_as(ids)
-    first = (columns >= width) & ((columns - width) % length == 0)
-    predecessor = torch.where(first, (prefix - 1)[:, None], (columns - 1).clamp(min=0))
+    rows = [_packed(prefix, group, glue) for prefix, group in zip(prefixes, responses, strict=True)]
+    width = max(len(row.ids) for row in rows)
+    owner = _filled([row.owner for row in rows], width, -1)
+    ids = _filled([row.ids for row in rows], width, glue.pad_id)
     return GroupBatch(
         input_ids=ids,
-        attention_mask=_visible(real, width, length),
-        position_ids=torch.cat([torch.arange(width).expand(states, width), after], 1).clamp(min=0),
-        predecessor=predecessor,
-        response_mask=trained,
-        behaviour_logprobs=logprobs,
-        prefix_width=width,
-        turn_end=starts + (sampled - 1).clamp(min=0),
-        turn_read=starts + written - 1,
+        attention_mask=_visible(owner),
+        position_ids=_filled([row.positions for row in rows], width, 0),
+        predecessor=_filled([row.predecessor for row in rows], width, 0),
+        response_mask=_filled([row.sampled for row in rows], width, 0).bool(),
+        behaviour_logprobs=_filled([row.logprobs for row in rows], width, 0.0),
+        row_lengths=torch.tensor([len(row.ids) for row in rows]),
+        turn_start=torch.tensor([row.starts for row in rows]),
+        turn_end=torch.tensor([row.ends for row in rows]),
+        turn_read=torch.tensor([row.reads for row in rows]),
     )
 
 
-def _visible(real: Tensor, width: int, length: int) -> Tensor:
-    """[S, T, T]: causal, within the prefix or the own response, real tokens only; padding sees itself."""
-    total = real.size(1)
-    columns = torch.arange(total)
-    owner = torch.where(columns < width, 0, (columns - width) // length + 1)
-    allowed = (columns[None, :] <= columns[:, None]) & (
-        (owner[None, :] == 0) | (owner[None, :] == owner[:, None])
-    )
-    return (allowed & real[:, None, :]) | torch.eye(total, dtype=torch.bool)
+@dataclass
+class _Row:
+    """One state: per-token lists, and places of its responses. `owner` is 0 for the prefix, k for response k."""
+
+    ids: list[int]
+    owner: list[int]
+    positions: list[int]
+    predecessor: list[int]
+    sampled: list[int]
+    logprobs: list[float]
+    starts: list[int]
+    ends: list[int]
+    reads: list[int]
+
+
+def _packed(prefix: Sequence[int], group: Sequence[SampledResponse], glue: Glue) -> _Row:
+    size = len(prefix)
+    before = [max(0, place - 1) for place in range(size)]
+    row = _Row([*prefix], [0] * size, [*range(size)], before, [0] * size, [0.0] * size, [], [], [])
+    for number, response in enumerate(group, start=1):
+        start, drawn = len(row.ids), len(response.ids)
+        block = [*response.ids, *([] if response.finished else [glue.end_id]), *glue.header_ids]
+        rest = len(block) - drawn
+        row.ids += block
+        row.owner += [number] * len(block)
+        row.positions += range(size, size + len(block))
+        row.predecessor += [size - 1, *range(start, start + len(block) - 1)]
+        row.sampled += [1] * drawn + [0] * rest
+        row.logprobs += [*response.logprobs, *([0.0] * rest)]
+        row.starts.append(start)
+        row.ends.append(start + drawn - 1)
+        row.reads.append(start + len(block) - 1)
+    return row
+
+
+def _visible(owner: Int[Tensor, "S T"]) -> Bool[Tensor, "S T T"]:
+    """Causal, within the prefix or the own response; padding (owner -1) sees itself alone."""
+    columns = torch.arange(owner.size(1))
+    causal = columns[None, :] <= columns[:, None]
+    looked_at, looking = owner[:, None, :], owner[:, :, None]
+    same = (looked_at == 0) & (looking >= 0) | (looked_at == looking) & (looking >= 0)
+    return same & causal | torch.eye(owner.size(1), dtype=torch.bool)
+
+
+def _filled(rows: Sequence[Sequence[float]], width: int, value: float) -> Tensor:
+    dtype = torch.float32 if isinstance(value, float) else torch.int64
+    return torch.tensor([[*row, *([value] * (width - len(row)))] for row in rows], dtype=dtype)

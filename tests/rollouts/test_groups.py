@@ -84,6 +84,8 @@ def test_rows_and_responses_are_two_views_of_the_same_numbers() -> None:
     assert batch.by_response(batch.response_mask).sum(1).tolist() == [2, 4, 1, 3, 4, 3]
     part = batch.rows(slice(1, 3))
     assert torch.equal(part.by_response(part.response_mask), batch.by_response(batch.response_mask)[2:])
+    shortest = batch.rows(slice(2, 3))
+    assert shortest.input_ids.size(1) == int(batch.row_lengths[2]) < batch.input_ids.size(1)
 
 
 def test_groups_of_different_sizes_are_refused() -> None:
