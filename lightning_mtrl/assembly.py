@@ -82,6 +82,7 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
         group_size=data.group_size,
         explore_share=data.explore_share,
         explore_temperature=data.explore_temperature,
+        explore_min_p=data.explore_min_p,
         personas=tuple(data.personas),
         persona_share=data.persona_share,
         show_progress=show_progress,

@@ -128,6 +128,7 @@ class DataConfig:
         earlier_share: share of the critic's conversations that come from earlier policies.
         explore_share: share of conversations with one response drawn at `explore_temperature`.
         explore_temperature: temperature of those responses.
+        explore_min_p: they leave out tokens less likely than this share of the likeliest one.
         personas: system prompts that vary the policy's manner, for coverage.
         persona_share: share of conversations that are led under one of the `personas`.
         file_format: how rollouts are stored.
@@ -147,6 +148,7 @@ class DataConfig:
     earlier_share: float = 0.0
     explore_share: float = 0.0
     explore_temperature: float = 2.0
+    explore_min_p: float = 0.001
     personas: list[str] = field(default_factory=list)
     persona_share: float = 0.0
     file_format: Literal["jsonl", "parquet"] = "parquet"
@@ -155,7 +157,14 @@ class DataConfig:
     def __post_init__(self) -> None:
         for name in ("conversations", "group_size", "max_turns", "rows", "max_response_tokens", "batch_size"):
             _at_least(f"data.{name}", getattr(self, name), 1, 32)
-        for name in ("validation_share", "earlier_share", "explore_share", "persona_share", "min_p"):
+        for name in (
+            "validation_share",
+            "earlier_share",
+            "explore_share",
+            "persona_share",
+            "min_p",
+            "explore_min_p",
+        ):
             _share(f"data.{name}", getattr(self, name))
         _above_zero("data.temperature", self.temperature)
         _above_zero("data.explore_temperature", self.explore_temperature)

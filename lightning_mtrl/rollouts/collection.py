@@ -48,6 +48,7 @@ class Terms:
     context_length: int
     max_turns: int
     explore_temperature: float
+    explore_min_p: float
 
 
 class Collection:
@@ -153,18 +154,19 @@ class Collection:
             rows,
             [o.unsaid for o in talking],
             [o.uniforms(self._terms.sampling.max_response_tokens) for o in talking],
-            self._temperatures(talking),
+            self._where_explored(talking, self._terms.sampling.temperature, self._terms.explore_temperature),
+            self._where_explored(talking, self._terms.sampling.min_p, self._terms.explore_min_p),
         )
         texts = [self._chat.response_text(response.ids) for response in responses]
         steps = [partial(o.environment.step, text) for o, text in zip(talking, texts, strict=True)]
         for row, said, text, answer in zip(rows, responses, texts, ask(steps, Transition), strict=True):
             self._hear(row, said, text, answer)
 
-    def _temperatures(self, talking: list[Ongoing]) -> list[float] | None:
+    @staticmethod
+    def _where_explored(talking: list[Ongoing], usual: float, explored: float) -> list[float] | None:
         if not any(o.explores for o in talking):
             return None
-        usual, flat = self._terms.sampling.temperature, self._terms.explore_temperature
-        return [flat if o.explores else usual for o in talking]
+        return [explored if o.explores else usual for o in talking]
 
     def _hear(
         self, row: int, said: SampledResponse, text: str | None, answer: Transition | Failure[Transition]

@@ -38,10 +38,12 @@ class Collector:
         max_turns: responses after which a conversation is truncated.
         group_size: conversations that share a seed of the environment (and a persona), each with its
             own sampling.
-        explore_share: share of conversations in which one response is drawn at `explore_temperature`.
-            The turn is uniform over the first `max_turns`, so a conversation that ends before it
-            explores nothing. Returns of turns *before* an explored one are not the policy's.
+        explore_share: share of conversations in which one response is drawn at `explore_temperature`: the
+            first in half of them, the second in a quarter, and so on, so that short conversations are
+            explored too. Returns of turns *before* an explored one are not the policy's.
         explore_temperature: temperature of those responses.
+        explore_min_p: they leave out tokens less likely than this share of the likeliest one, so that a high
+            temperature brings up other things to say and not a token that never fits.
         personas: texts of which one is appended to the system message in a share of the conversations
             (or groups). `prompt` and `prompt_ids` hold what was sampled from, persona included, and
             `metadata["persona"]` the text.
@@ -64,6 +66,7 @@ class Collector:
         group_size: int = 1,
         explore_share: float = 0.0,
         explore_temperature: float = 2.0,
+        explore_min_p: float = 0.001,
         personas: tuple[str, ...] = (),
         persona_share: float = 0.0,
         show_progress: bool = True,
@@ -76,13 +79,19 @@ class Collector:
         }
         for key, number in whole.items():
             _expect(number >= 1, key, number, "a whole number >= 1")
-        for key, share in (("explore_share", explore_share), ("persona_share", persona_share)):
+        for key, share in (
+            ("explore_share", explore_share),
+            ("explore_min_p", explore_min_p),
+            ("persona_share", persona_share),
+        ):
             _expect(0 <= share <= 1, key, share, "a share from 0 to 1")
         _expect(explore_temperature > 0, "explore_temperature", explore_temperature, "a number > 0")
         _expect(
             bool(personas) or persona_share == 0, "personas", personas, "at least one text for persona_share"
         )
-        self._terms = Terms(chat, sampling, rows, context_length, max_turns, explore_temperature)
+        self._terms = Terms(
+            chat, sampling, rows, context_length, max_turns, explore_temperature, explore_min_p
+        )
         self._environment, self._group_size, self._explore_share = environment, group_size, explore_share
         self._personas, self._persona_share = personas, persona_share
         self._show_progress = show_progress
@@ -125,7 +134,7 @@ class Collector:
         wears = shared.random() < self._persona_share
         stream = np.random.default_rng([seed, CONVERSATION_STREAM, index])
         explores = stream.random() < self._explore_share
-        explored_turn = int(stream.integers(1, self._terms.max_turns + 1))
+        explored_turn = min(int(stream.geometric(0.5)), self._terms.max_turns)
         return Ongoing(
             id=f"{policy}-{index:05d}",
             index=index,

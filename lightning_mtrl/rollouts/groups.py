@@ -104,7 +104,7 @@ def group_batch(
 
 @dataclass
 class _Row:
-    """One state: per-token lists, and places of its responses. `owner` is 0 for the prefix, k for response k."""
+    """One state: per-token lists, and places of its responses; `owner` is 0 for the prefix, else a number."""
 
     ids: list[int]
     owner: list[int]

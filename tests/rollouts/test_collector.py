@@ -306,7 +306,7 @@ def test_coroutines_of_a_turn_are_awaited_together_also_inside_a_running_loop() 
     assert not nines
 
 
-def test_one_uniformly_chosen_turn_is_explored_in_the_given_share() -> None:
+def test_one_turn_is_explored_in_the_given_share_and_early_ones_most() -> None:
     collector = _collector(Dialogue(4), max_turns=4, explore_share=0.5, explore_temperature=9.0)
     collected = collector.collect(_model(), conversations=400, seed=0, policy="p").conversations
     explored = [[t.explored for t in c.turns] for c in collected]
@@ -314,7 +314,8 @@ def test_one_uniformly_chosen_turn_is_explored_in_the_given_share() -> None:
     places = Counter(turns.index(True) for turns in explored if any(turns))
     # Five standard deviations of a binomial: a false alarm about once in 10^6.
     assert abs(sum(places.values()) - 200) < 50
-    assert all(abs(places[k] - 50) < 33 for k in range(4))
+    for place, share in enumerate((0.5, 0.25, 0.125, 0.125)):
+        assert abs(places[place] - 200 * share) < 5 * (400 * share / 2 * (1 - share / 2)) ** 0.5
 
 
 def test_only_the_explored_turn_leaves_the_greedy_path() -> None:
