@@ -26,6 +26,7 @@ from lightning_mtrl.environments.suggested_response import SuggestedResponse
 from lightning_mtrl.models.tiny import ASSISTANT, END, TINY_FOLDER, USER, build_tokenizer, tiny_config
 
 ENVIRONMENT = SuggestedResponse(instructions=False)
+REACTION_WEIGHT = 4.0
 
 
 def conversation_text(habits: Habits, seed: int) -> str:
@@ -55,11 +56,22 @@ def response_mask(ids: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
     return torch.tensor(rows).bool() & (ids != tokenizer.pad_token_id)
 
 
-def next_token_loss(model: torch.nn.Module, ids: Tensor, attention: Tensor, scored: Tensor) -> Tensor:
-    """Mean cross-entropy in nats over the scored tokens."""
+def next_token_loss(model: torch.nn.Module, ids: Tensor, attention: Tensor, weights: Tensor) -> Tensor:
+    """Cross-entropy in nats, averaged with a weight for each token."""
     logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
-    wanted = scored[:, 1:]
-    return F.cross_entropy(logits[wanted], ids[:, 1:][wanted])
+    losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    wanted = weights[:, 1:].float()
+    return (losses * wanted).sum() / wanted.sum()
+
+
+def base_weights(ids: Tensor, attention: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
+    """All tokens count, and the first of a user's message most: it tells the reaction to a response.
+
+    Most other tokens only repeat which of several phrases was drawn, which nobody can predict.
+    """
+    weights = attention.float()
+    weights[:, 1:][ids[:, :-1] == tokenizer.convert_tokens_to_ids(USER)] = REACTION_WEIGHT
+    return weights
 
 
 @torch.no_grad()
@@ -118,7 +130,7 @@ def train_base(tokenizer: PreTrainedTokenizerFast, steps: int, log_every: int) -
     for step in range(steps):
         texts = [conversation_text(random_habits(rng), 10_000_000 + step * batch + i) for i in range(batch)]
         ids, attention = encode(tokenizer, texts)
-        loss = next_token_loss(model, ids, attention, attention)
+        loss = next_token_loss(model, ids, attention, base_weights(ids, attention, tokenizer))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -162,7 +174,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=TINY_FOLDER)
-    parser.add_argument("--steps", type=int, default=3200)
+    parser.add_argument("--steps", type=int, default=2600)
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()

@@ -32,7 +32,7 @@ class Habits:
     ask_budget: float = 0.15
     chat: float = 0.28
     abstain: float = 0.02
-    informed: float = 0.4
+    informed: float = 0.8
     plans: bool = False
 
 

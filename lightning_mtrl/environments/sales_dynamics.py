@@ -55,8 +55,8 @@ class SalesDynamics:
         ("chatted", 0.08, 0.20),
         ("puzzled", 0.20, 0.45),
         ("hesitated", 0.10, 0.25),
-        ("wrong_tier", 0.20, 0.45),
-        ("wrong_need", 0.30, 0.60),
+        ("wrong_tier", 0.45, 0.75),
+        ("wrong_need", 0.45, 0.80),
     )
 
     def treatments(self, act: Act) -> list[tuple[str, float]]:
