@@ -7,7 +7,7 @@ that knows adapters exist; everybody else asks for hidden states of a role.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -260,8 +260,8 @@ class Backbone(nn.Module):
             self.base = get_peft_model(self.base, copy.deepcopy(config), adapter_name=role)
         kept = self.base.peft_config[role]
         assert isinstance(kept, LoraConfig)
-        if isinstance(kept.target_modules, set):
-            # The order of a set differs between processes, and so would the file that is saved.
+        if isinstance(kept.target_modules, Iterable) and not isinstance(kept.target_modules, str):
+            # peft makes a set of it, whose order differs between processes, and so would the saved file.
             kept.target_modules = sorted(kept.target_modules)
         self._layers = [m for m in self.base.modules() if isinstance(m, LoraLayer)]
         if adapter is not None:
