@@ -1,0 +1,225 @@
+"""Each mistake of a user ends before any long work: one message with key, value and expectation, exit 2."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lightning_mtrl import cli
+from lightning_mtrl.algorithms import GRPO, RLOO, AdvantageEstimator
+from lightning_mtrl.models.tiny import TINY_ADAPTER, TINY_FOLDER
+
+Mistake = Callable[..., str]
+
+
+@pytest.fixture
+def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Mistake:
+    """Runs a command that must fail in an empty folder, and returns its message."""
+    monkeypatch.chdir(tmp_path)
+    # Fabric writes these when it seeds; here they end with the test.
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")
+
+    def run(*arguments: str) -> str:
+        assert cli.main([str(argument) for argument in arguments]) == 2
+        printed = capsys.readouterr()
+        told = printed.err[printed.err.index("error: ") :]
+        assert "Traceback" not in printed.err
+        assert len(told.splitlines()) == 1, told
+        assert "policy 0" not in printed.out, "a policy was measured before the mistake was told"
+        return told
+
+    return run
+
+
+ALGORITHM = "algorithm.init_args"
+VALUES = [
+    ("seed", "-1", "a whole number from 0"),
+    ("data.batch_size", "0", "at least 1"),
+    ("data.conversations", "0", "at least 1"),
+    ("data.rows", "0", "at least 1"),
+    ("data.max_turns", "0", "at least 1"),
+    ("data.temperature", "0.0", "a number > 0"),
+    ("data.validation_share", "1.0", "below 1"),
+    ("data.top_p", "0.0", "in (0, 1]"),
+    ("loop.iterations", "0", "at least 1"),
+    ("validation.conversations", "0", "at least 1"),
+    ("model.lora_rank", "0", "at least 1"),
+    ("model.lora_dropout", "1.0", "in [0, 1)"),
+    ("model.context_length", "1", "at least 2"),
+    (f"{ALGORITHM}.evaluation.gamma", "1.5", "in (0, 1]"),
+    (f"{ALGORITHM}.evaluation.gamma", "0.0", "in (0, 1]"),
+    (f"{ALGORITHM}.evaluation.td_lambda", "-0.1", "in [0, 1]"),
+    (f"{ALGORITHM}.evaluation.layer", "0", "at least 1"),
+    (f"{ALGORITHM}.evaluation.epochs", "0", "at least 1"),
+    (f"{ALGORITHM}.evaluation.patience", "0", "at least 1"),
+    (f"{ALGORITHM}.evaluation.micro_batch_size", "0", "at least 1"),
+    (f"{ALGORITHM}.evaluation.learning_rate", "-1.0", "at least 0"),
+    (f"{ALGORITHM}.evaluation.max_norm", "0.0", "a number > 0"),
+    (f"{ALGORITHM}.improvement.rounds", "0", "at least 1"),
+    (f"{ALGORITHM}.improvement.states", "0", "at least 1"),
+    (f"{ALGORITHM}.improvement.samples", "0", "at least 1"),
+    (f"{ALGORITHM}.improvement.minibatch_states", "0", "at least 1"),
+    (f"{ALGORITHM}.improvement.certificate_states", "1", "at least 2"),
+    (f"{ALGORITHM}.improvement.learning_rate", "-0.1", "at least 0"),
+    (f"{ALGORITHM}.improvement.clip_range", "1.0", "in (0, 1)"),
+    (f"{ALGORITHM}.improvement.kl_coef", "-0.5", "at least 0"),
+    (f"{ALGORITHM}.improvement.kl_target", "0.0", "a number > 0"),
+    (f"{ALGORITHM}.improvement.kl_ceiling", "0.0", "a number > 0"),
+    (f"{ALGORITHM}.improvement.value_role", "critic", "one of value, policy"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), VALUES)
+def test_a_number_out_of_its_range(mistake: Mistake, key: str, value: str, expected: str) -> None:
+    told = mistake("fit", f"--{key}={value}")
+    assert f"{key} is {value}" in told or f"{key} is {value!r}" in told
+    assert expected in told
+    assert f"--{key} " in told
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("gamma", "0.0", "in (0, 1]"),
+        ("epochs", "0", "at least 1"),
+        ("micro_batch_size", "0", "at least 1"),
+        ("learning_rate", "-1.0", "at least 0"),
+        ("clip_range", "0.0", "in (0, 1)"),
+        ("max_norm", "0.0", "a number > 0"),
+    ],
+)
+def test_the_baseline_refuses_numbers_too(mistake: Mistake, key: str, value: str, expected: str) -> None:
+    told = mistake("fit", "--algorithm=OutcomeOnly", f"--{ALGORITHM}.settings.{key}={value}")
+    assert f"{ALGORITHM}.settings.{key} is {value}, but it must be {expected}" in told
+
+
+@pytest.mark.parametrize("estimator", [RLOO, GRPO])
+def test_one_response_a_state_cannot_be_compared_with_others(
+    mistake: Mistake, estimator: type[AdvantageEstimator]
+) -> None:
+    name = estimator.__name__
+    told = mistake("fit", f"--{ALGORITHM}.improvement.samples=1", f"--{ALGORITHM}.estimator={name}")
+    assert f"{ALGORITHM}.improvement.samples is 1, but it must be at least 2 with {name}" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--data.batchsize=8"], "data.batchsize is not a known key. Did you mean data.batch_size?"),
+        (["--datas.batch_size=8"], "datas.batch_size"),
+        (["--environment.init_args.turns=8"], "turns"),
+        ([f"--{ALGORITHM}.improvement.steps=8"], "improvement.steps"),
+        (["--environment=Shop"], "environment.class_path is 'Shop'"),
+        (["--algorithm=IterativePP"], "Did you mean IterativePPO?"),
+    ],
+)
+def test_an_unknown_key_or_class(mistake: Mistake, arguments: list[str], named: str) -> None:
+    assert named in mistake("fit", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("data.conversations", "many", "a whole number"),
+        ("data.temperature", "hot", "a number"),
+        ("model.trust_remote_code", "perhaps", "true or false"),
+        ("model.quantization", "int3", "one of 'none', 'nf4'"),
+        ("loggers", "[wandb]", "'tensorboard', 'csv'"),
+        (f"{ALGORITHM}.evaluation.epochs", "few", "a whole number"),
+        (f"{ALGORITHM}.improvement.accept", "maybe", "one of 'improved_only', 'always'"),
+    ],
+)
+def test_a_wrong_type_or_choice(mistake: Mistake, key: str, value: str, expected: str) -> None:
+    told = mistake("fit", f"--{key}={value}")
+    assert key in told
+    assert value.strip("[]") in told
+    assert expected in told
+
+
+def test_a_configuration_that_is_missing_or_broken(mistake: Mistake, tmp_path: Path) -> None:
+    assert "missing.yaml: there is no such file" in mistake("fit", "--config=missing.yaml")
+    (tmp_path / "c.yaml").write_text("data: {conversation: 8}\n")
+    told = mistake("fit", "--config=c.yaml")
+    assert told.startswith("error: c.yaml: data.conversation is not a known key")
+
+
+@pytest.mark.parametrize("name", ["./no/such/folder", "no-such-model.gguf", "nobody/no-such-model"])
+def test_a_model_that_is_not_there(mistake: Mistake, tmp_path: Path, name: str) -> None:
+    told = mistake("fit", f"--model.name={name}")
+    assert list((tmp_path / "runs").iterdir()) == [], "a run that never began left a folder"
+    assert f"model.name is {name!r}" in told
+    assert "a folder with config.json" in told
+
+
+def test_a_folder_without_a_model(mistake: Mistake, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "model.name is 'empty'" in mistake("fit", "--model.name=empty")
+
+
+def test_a_tokenizer_without_a_chat_template(mistake: Mistake, tmp_path: Path) -> None:
+    shutil.copytree(TINY_FOLDER, tmp_path / "plain")
+    (tmp_path / "plain" / "chat_template.jinja").unlink()
+    told = mistake("fit", "--model.name=plain")
+    assert "model.name is 'plain', but its tokenizer has no chat template" in told
+
+
+@pytest.mark.parametrize("command", [["fit"], ["collect", "--config=c.yaml", "--output=talks.jsonl"]])
+def test_a_context_shorter_than_the_first_prompt(
+    mistake: Mistake, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text("seed: 1\n")
+    told = mistake(*command, "--model.context_length=30")
+    assert "context_length is 30, but the first prompt of conversation" in told
+    assert "was expected. Raise context_length, or lower max_response_tokens." in told
+
+
+def test_a_context_longer_than_the_model_was_made_for(mistake: Mistake) -> None:
+    assert "model.context_length is 9999, but 'tiny' was made for 512" in mistake(
+        "fit", "--model.context_length=9999"
+    )
+
+
+def test_a_run_folder_that_is_taken(mistake: Mistake, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    told = mistake("fit", "--run_dir=mine")
+    assert "run_dir is 'mine', which is not empty" in told
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["fit", "--resume=notes"],
+        ["validate", "--run=notes"],
+        ["collect", "--run=notes", "--output=talks.jsonl"],
+        ["export", "--run=notes", "--output=policy"],
+    ],
+)
+def test_a_folder_that_is_no_run(mistake: Mistake, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "notes").mkdir()
+    assert "notes is not a run: it has no config.yaml" in mistake(*command)
+    assert not (tmp_path / "talks.jsonl").exists()
+
+
+def test_an_adapter_for_another_base(mistake: Mistake, tmp_path: Path) -> None:
+    config = json.loads((TINY_FOLDER / "config.json").read_text())
+    shutil.copytree(TINY_FOLDER, tmp_path / "wide", ignore=shutil.ignore_patterns("pi_0", "model*"))
+    config |= {"hidden_size": 64, "head_dim": 8}
+    (tmp_path / "wide" / "config.json").write_text(json.dumps(config))
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig.from_pretrained(tmp_path / "wide")).save_pretrained(tmp_path / "wide")
+    told = mistake("fit", "--model.name=wide", f"--model.adapter={TINY_ADAPTER}")
+    assert "do not fit this model" in told
+    assert "made for another base model" in told
+
+
+def test_an_adapter_that_is_not_there(mistake: Mistake) -> None:
+    told = mistake("fit", "--model.adapter=no/adapter")
+    assert "model.adapter is 'no/adapter', but no peft adapter is there" in told
