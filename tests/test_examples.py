@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_mtrl.rollouts.logs import read_conversations
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_an_environment_outside_the_package_is_plugged_in_by_its_class_path(tmp_path: Path) -> None:
+    config, output = tmp_path / "guess.yaml", tmp_path / "talks.jsonl"
+    config.write_text("environment: {class_path: number_guess.NumberGuess, init_args: {max_turns: 3}}\n")
+    command = [sys.executable, "-m", "lightning_mtrl", "collect", f"--config={config}", f"--output={output}"]
+    done = subprocess.run(
+        # The folder is on the path as a user's own folder would be; python -m adds the working one itself.
+        [*command, "--conversations=6", "--data.max_response_tokens=8"],
+        cwd=ROOT / "examples",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "6 conversations of iteration-0000" in done.stdout
+    talks = read_conversations(output, strict=True).conversations
+    assert {talk.prompt[0].content for talk in talks} == {"I think of a number from 1 to 9. Which one is it?"}
+    assert all(talk.terminated and 1 <= len(talk.turns) <= 3 for talk in talks)
+
+
+def test_the_example_plays_by_its_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from number_guess import NumberGuess
+
+    game = NumberGuess(max_turns=4)
+    game.reset(seed=1)
+    game.number = 5
+    assert [game.step(said).observation for said in ("3", "7", None)] == [
+        "Higher.",
+        "Lower.",
+        "A number, please.",
+    ]
+    found = game.step("5")
+    assert (found.reward, found.terminated) == (1.0, True)
+    game.reset(seed=1)
+    assert [game.step("nothing").terminated for _ in range(4)] == [False, False, False, True]
