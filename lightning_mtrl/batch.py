@@ -218,3 +218,29 @@ class ImprovementBatch(TokenBatch):
     returns: Float[Tensor, "B T"]
     values: Float[Tensor, "B T"]
     loss_weights: Float[Tensor, "B T"]
+
+
+@dataclass(frozen=True)
+class TurnFeatures:
+    """What a Q-critic's head reads of whole conversations, in place of their tokens.
+
+    Attributes:
+        features: hidden state at each turn's reading place.
+        turn_mask, turn_rewards, turn_weights: as in `ConversationBatch`.
+    """
+
+    features: Float[Tensor, "B K H"]
+    turn_mask: Bool[Tensor, "B K"]
+    turn_rewards: Float[Tensor, "B K"]
+    turn_weights: Float[Tensor, "B K"]
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on another device."""
+        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+    def rows(self, index: slice | Int[Tensor, " R"]) -> Self:
+        """Some of the conversations; weights keep their values."""
+        return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    def __len__(self) -> int:
+        return self.features.size(0)

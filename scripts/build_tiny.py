@@ -1,6 +1,6 @@
 """Rebuild the embedded model: tokenizer, base weights and the adapter of pi_0.
 
-    python scripts/build_tiny.py [--output FOLDER] [--steps N] [--threads N]
+    python scripts/build_tiny.py [--output FOLDER] [--steps N] [--threads N] [--pi-0-only]
 
 The base learns every token of scripted conversations of agents of all skills. Its loss says little; look at
 the probe: the chance that the model gives to a sale after a fitting offer, an offer of the wrong product, and
@@ -26,7 +26,6 @@ from lightning_mtrl.environments.suggested_response import SuggestedResponse
 from lightning_mtrl.models.tiny import ASSISTANT, END, TINY_FOLDER, USER, build_tokenizer, tiny_config
 
 ENVIRONMENT = SuggestedResponse(instructions=False)
-REACTION_WEIGHT = 4.0
 
 
 def conversation_text(habits: Habits, seed: int) -> str:
@@ -56,22 +55,11 @@ def response_mask(ids: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
     return torch.tensor(rows).bool() & (ids != tokenizer.pad_token_id)
 
 
-def next_token_loss(model: torch.nn.Module, ids: Tensor, attention: Tensor, weights: Tensor) -> Tensor:
-    """Cross-entropy in nats, averaged with a weight for each token."""
+def next_token_loss(model: torch.nn.Module, ids: Tensor, attention: Tensor, scored: Tensor) -> Tensor:
+    """Mean cross-entropy in nats over the scored tokens."""
     logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
-    losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-    wanted = weights[:, 1:].float()
-    return (losses * wanted).sum() / wanted.sum()
-
-
-def base_weights(ids: Tensor, attention: Tensor, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """All tokens count, and the first of a user's message most: it tells the reaction to a response.
-
-    Most other tokens only repeat which of several phrases was drawn, which nobody can predict.
-    """
-    weights = attention.float()
-    weights[:, 1:][ids[:, :-1] == tokenizer.convert_tokens_to_ids(USER)] = REACTION_WEIGHT
-    return weights
+    wanted = scored[:, 1:]
+    return F.cross_entropy(logits[wanted], ids[:, 1:][wanted])
 
 
 @torch.no_grad()
@@ -130,7 +118,7 @@ def train_base(tokenizer: PreTrainedTokenizerFast, steps: int, log_every: int) -
     for step in range(steps):
         texts = [conversation_text(random_habits(rng), 10_000_000 + step * batch + i) for i in range(batch)]
         ids, attention = encode(tokenizer, texts)
-        loss = next_token_loss(model, ids, attention, base_weights(ids, attention, tokenizer))
+        loss = next_token_loss(model, ids, attention, attention)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -174,16 +162,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=TINY_FOLDER)
-    parser.add_argument("--steps", type=int, default=2600)
+    parser.add_argument("--steps", type=int, default=3200)
+    parser.add_argument("--pi-0-only", action="store_true", help="keep the base that is in the folder")
     parser.add_argument("--log-every", type=int, default=100)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    rng = random.Random(2)
-    tokenizer = build_tokenizer([conversation_text(random_habits(rng), seed) for seed in range(2000)])
-    model = train_base(tokenizer, arguments.steps, arguments.log_every)
-    model.save_pretrained(arguments.output)
-    tokenizer.save_pretrained(arguments.output)
+    if arguments.pi_0_only:
+        model = LlamaForCausalLM.from_pretrained(arguments.output, dtype="float32")
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.output)
+    else:
+        rng = random.Random(2)
+        tokenizer = build_tokenizer([conversation_text(random_habits(rng), seed) for seed in range(2000)])
+        model = train_base(tokenizer, arguments.steps, arguments.log_every)
+        model.save_pretrained(arguments.output)
+        tokenizer.save_pretrained(arguments.output)
     train_pi_0(model, tokenizer).save_pretrained(arguments.output / "pi_0")
 
 

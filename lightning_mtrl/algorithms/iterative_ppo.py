@@ -73,7 +73,16 @@ class IterativePPO(Algorithm):
         backbone = context.backbone
         backbone.add_role("reference", like="policy", trainable=False)
         self.critic = QCritic(
-            backbone, e.loss, e.gamma, e.td_lambda, e.read, e.layer, e.learning_rate, e.weight_decay
+            backbone,
+            e.loss,
+            e.gamma,
+            e.td_lambda,
+            e.read,
+            e.layer,
+            e.learning_rate,
+            e.weight_decay,
+            trunk=e.trunk,
+            head_units=e.head_units,
         )
         kl = KLTerm(i.kl_coef, i.kl_estimator, i.kl_direction)
         self.policy = Policy(backbone, i.clip_range, kl, i.entropy_coef, i.learning_rate)

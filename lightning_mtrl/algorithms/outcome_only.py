@@ -87,6 +87,7 @@ class OutcomeOnly(Algorithm):
     def improve(self, rollouts: list[Conversation], signal: Signal) -> Improvement:
         """Clipped policy-gradient steps on the logged conversations."""
         baseline = signal.metrics["outcome"]
+        self.stepper.begin()
         losses = [
             self.stepper.step(outcome_batch(batch, baseline))
             for _ in range(self.settings.epochs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
-from lightning_mtrl.batch import ConversationBatch, collate
+from lightning_mtrl.batch import ConversationBatch, TurnFeatures, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.calibration import (
     QReport,
@@ -39,6 +41,9 @@ class EvaluationConfig:
         td_lambda: 1 for Monte Carlo returns; less mixes in the critic's next values (SARSA(lambda)).
         read: hidden state that the critic reads: "header" after the response, or its "end".
         layer: hidden layer that the critic reads, 1 being the first; null for the last.
+        trunk: "adapter" trains an adapter below the head; "frozen" reads the base as it is, which needs
+            fewer conversations and next to no time when the base already knows how people react.
+        head_units: units of a hidden layer of the head; 0 for a linear head.
         epochs: passes over the conversations in each iteration, at most.
         patience: passes without a better held-out loss after which fitting stops.
         micro_batch_size: conversations in one forward pass; null for all of a step (`data.batch_size`).
@@ -53,6 +58,8 @@ class EvaluationConfig:
     td_lambda: float = 1.0
     read: Literal["header", "end"] = "header"
     layer: int | None = None
+    trunk: Literal["adapter", "frozen"] = "adapter"
+    head_units: int = 0
     epochs: int = 4
     patience: int = 2
     micro_batch_size: int | None = None
@@ -68,6 +75,7 @@ class EvaluationConfig:
             expect_at_least(f"evaluation.{name}", getattr(self, name), 1, 2)
         for name in ("learning_rate", "weight_decay", "tolerance"):
             expect_at_least(f"evaluation.{name}", getattr(self, name), 0, 1e-4)
+        expect_at_least("evaluation.head_units", self.head_units, 0, 64)
         expect_above_zero("evaluation.max_norm", self.max_norm, 1.0)
 
 
@@ -78,18 +86,46 @@ def fit_critic(critic: QCritic, stepper: Stepper, config: EvaluationConfig, cont
         The report on held-out conversations.
     """
     held_out = context.datamodule.validation_conversations
-    best, best_state, stale = measure(critic, held_out, context), critic.state(), 0
+    training = _training_batches(critic, context)
+    measured = [_readable(critic, batch) for _, batch in scoring_batches(held_out, context)]
+    best, best_state, stale = _loss(critic, measured), critic.state(), 0
     for _ in range(config.epochs):
-        for batch in context.datamodule.train_dataloader():
+        stepper.begin()
+        for batch in training():
             stepper.step(batch)
-        report = measure(critic, held_out, context)
-        stale = 0 if report.loss < best.loss else stale + 1
+        loss = _loss(critic, measured)
+        stale = 0 if loss < best else stale + 1
         if stale == 0:
-            best, best_state = report, critic.state()
+            best, best_state = loss, critic.state()
         elif stale >= config.patience:
             break
     critic.load_state(best_state)
-    return best
+    return measure(critic, held_out, context)
+
+
+def _training_batches(
+    critic: QCritic, context: Context
+) -> Callable[[], Iterable[ConversationBatch | TurnFeatures]]:
+    """Gives the batches of one epoch; what a frozen trunk reads is computed once for all epochs."""
+    if critic.owns_role:
+        return context.datamodule.train_dataloader
+    kept = [_readable(critic, batch) for batch in context.datamodule.train_dataloader()]
+    rng = random.Random(context.seed)
+    return lambda: rng.sample(kept, len(kept))
+
+
+def _readable(critic: QCritic, batch: ConversationBatch) -> ConversationBatch | TurnFeatures:
+    device = critic.backbone.device
+    return batch.to(device) if critic.owns_role else critic.features(batch.to(device))
+
+
+@torch.no_grad()
+def _loss(critic: QCritic, batches: Sequence[ConversationBatch | TurnFeatures]) -> float:
+    """Mean loss over all turns of the batches."""
+    critic.eval()
+    turns = [float((batch.turn_weights > 0).sum()) for batch in batches]
+    total = sum(critic.loss(batch).item() * n for batch, n in zip(batches, turns, strict=True))
+    return total / max(1.0, sum(turns))
 
 
 def predict(

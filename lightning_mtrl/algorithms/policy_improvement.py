@@ -209,6 +209,9 @@ class SingleTurnImprover:
 
     def _epoch(self, batch: ImprovementBatch, generator: torch.Generator) -> None:
         order = torch.randperm(len(batch), generator=generator)
+        if self.value_stepper is not None:
+            self.value_stepper.begin()
+        self.policy_stepper.begin()
         for chosen in order.split(self.config.minibatch_states):
             part = _reweighted(batch.rows(chosen.to(batch.input_ids.device)))
             self.policy_stepper.step(part)

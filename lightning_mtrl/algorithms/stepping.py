@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lightning_mtrl.algorithms.base import Context
-from lightning_mtrl.batch import TokenBatch
+from lightning_mtrl.batch import TokenBatch, TurnFeatures
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.base import RoleModule
 
@@ -39,13 +39,16 @@ class Stepper:
             self.optimizer: Any
             self.module, self.optimizer = self.fabric.setup(module, module.configure_optimizers())
 
-    def step(self, batch: TokenBatch) -> float:
+    def begin(self) -> None:
+        """Put the module into training mode, before a series of steps."""
+        self.module.train()
+
+    def step(self, batch: TokenBatch | TurnFeatures) -> float:
         """Take one step on a batch whose weights sum to 1; returns the loss (NaN if it was skipped).
 
         Raises:
             UserError: after `max_skipped_steps` steps in a row whose loss or gradient was not finite.
         """
-        self.module.train()
         total = 0.0
         for part in self._parts(batch):
             with self.fabric.autocast():
@@ -63,7 +66,7 @@ class Stepper:
         self.context.on_step()
         return total if finite else float("nan")
 
-    def _parts(self, batch: TokenBatch) -> Iterable[TokenBatch]:
+    def _parts(self, batch: TokenBatch | TurnFeatures) -> Iterable[TokenBatch | TurnFeatures]:
         size = self.micro_batch_size or len(batch)
         return (batch.rows(slice(start, start + size)) for start in range(0, len(batch), size))
 

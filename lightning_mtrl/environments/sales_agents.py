@@ -28,14 +28,15 @@ class Habits:
         plans: ask exactly for what is not known yet, and offer once it is; overrides the chances.
     """
 
-    ask_need: float = 0.15
-    ask_budget: float = 0.15
-    chat: float = 0.28
+    ask_need: float = 0.08
+    ask_budget: float = 0.2
+    chat: float = 0.18
     abstain: float = 0.02
-    informed: float = 0.8
+    informed: float = 1.0
     plans: bool = False
 
 
+# It uses what it happens to hear, but offers too early and asks by chance alone.
 MEDIOCRE = Habits()
 PLANNER = Habits(informed=1.0, plans=True)
 

@@ -24,10 +24,16 @@ class RoleModule(LightningModule):
         role: name of the role; created fresh (equal to the base) if the backbone lacks it.
         learning_rate: of AdamW.
         weight_decay: of AdamW.
+        owns_role: False for a module that only reads the role's hidden states and trains its heads alone.
     """
 
     def __init__(
-        self, backbone: Backbone, role: str, learning_rate: float, weight_decay: float = 0.0
+        self,
+        backbone: Backbone,
+        role: str,
+        learning_rate: float,
+        weight_decay: float = 0.0,
+        owns_role: bool = True,
     ) -> None:
         super().__init__()
         if learning_rate < 0:
@@ -36,13 +42,15 @@ class RoleModule(LightningModule):
         self.role = role
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
-        if role not in backbone.roles:
+        self.owns_role = owns_role
+        if owns_role and role not in backbone.roles:
             backbone.add_role(role)
 
     def own_parameters(self) -> list[nn.Parameter]:
-        """Trainable weights: the role's and the heads'."""
+        """Trainable weights: the role's, if it is the module's own, and the heads'."""
         heads = [p for name, p in self.named_parameters() if not name.startswith("backbone.")]
-        return [p for p in [*self.backbone.parameters_of(self.role), *heads] if p.requires_grad]
+        role = self.backbone.parameters_of(self.role) if self.owns_role else []
+        return [p for p in [*role, *heads] if p.requires_grad]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW over the module's own weights."""
@@ -55,7 +63,7 @@ class RoleModule(LightningModule):
             for name, value in self.state_dict().items()
             if not name.startswith("backbone.")
         }
-        return {**self.backbone.state_of(self.role), **heads}
+        return {**self.backbone.state_of(self.role), **heads} if self.owns_role else heads
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put weights from `state` back.
@@ -64,19 +72,22 @@ class RoleModule(LightningModule):
             UserError: if they were made for another base.
         """
         heads = {name.removeprefix("head."): w for name, w in state.items() if name.startswith("head.")}
-        self.backbone.load_state_of(self.role, {n: w for n, w in state.items() if not n.startswith("head.")})
+        if self.owns_role:
+            adapter = {name: w for name, w in state.items() if not name.startswith("head.")}
+            self.backbone.load_state_of(self.role, adapter)
         self.load_state_dict(heads, strict=False)
 
     def hidden(self, batch: TokenBatch, layer: int | None = None) -> Float[Tensor, "B T H"]:
-        """Hidden states of this role for a batch."""
-        return self.backbone.hidden(
-            self.role, batch.input_ids, batch.attention_mask, batch.position_ids, layer
-        )
+        """Hidden states of the role for a batch; they carry gradients only to weights that are trained."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.owns_role):
+            return self.backbone.hidden(
+                self.role, batch.input_ids, batch.attention_mask, batch.position_ids, layer
+            )
 
-    def log_metrics(self, values: dict[str, Any]) -> None:
-        """Log numbers under this module's name; in a plain Trainer as in the loop."""
+    def log_metrics(self, phase: str, values: dict[str, Any]) -> None:
+        """Log numbers as `phase`/name; in a plain Trainer as in the loop."""
         for name, value in values.items():
-            self.log(f"{self.role}/{name}", value, batch_size=1)
+            self.log(f"{phase}/{name}", value, batch_size=1)
 
 
 def at_predecessor(hidden: Float[Tensor, "B T H"], batch: TokenBatch) -> Float[Tensor, "N H"]:

@@ -112,6 +112,7 @@ class Policy(RoleModule):
         ratio = objectives.token_ratio(logprobs, batch.behaviour_logprobs, batch.response_mask)
         clipped = objectives.is_clipped(ratio, batch.advantages, self.clip_range).float()
         self.log_metrics(
+            "policy",
             {
                 "loss": loss,
                 "ratio": self._weighted(ratio, batch) / share,
@@ -119,5 +120,5 @@ class Policy(RoleModule):
                 "clip_fraction": self._weighted(clipped, batch) / share,
                 f"kl_{self.kl.estimator}_{self.kl.direction}": self._weighted(kl, batch) / share,
                 "entropy": self._weighted(entropy, batch) / share,
-            }
+            },
         )

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lightning_mtrl import objectives
-from lightning_mtrl.batch import ConversationBatch, TokenBatch
+from lightning_mtrl.batch import ConversationBatch, TokenBatch, TurnFeatures
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.q_losses import QLoss, q_loss
@@ -32,6 +32,10 @@ class QCritic(RoleModule):
         learning_rate: of AdamW.
         weight_decay: of AdamW.
         role: name of the adapter.
+        trunk: "adapter" trains an adapter with the head; "frozen" reads the base as it is. A base that knows
+            how people react has what a critic needs in its hidden states, and a head alone needs far fewer
+            conversations; its inputs are computed once (`features`).
+        head_units: units of a hidden layer of the head; 0 for a linear head.
     """
 
     def __init__(
@@ -45,29 +49,44 @@ class QCritic(RoleModule):
         learning_rate: float = 1e-4,
         weight_decay: float = 0.01,
         role: str = "critic",
+        trunk: Literal["adapter", "frozen"] = "adapter",
+        head_units: int = 0,
     ) -> None:
-        super().__init__(backbone, role, learning_rate, weight_decay)
+        owns_role = trunk == "adapter"
+        super().__init__(backbone, role if owns_role else "base", learning_rate, weight_decay, owns_role)
         self.objective = q_loss(loss) if isinstance(loss, str) else loss
         self.gamma, self.td_lambda, self.read, self.layer = gamma, td_lambda, read, layer
         self.norm = nn.LayerNorm(backbone.hidden_size)
-        self.head = nn.Linear(backbone.hidden_size, self.objective.outputs)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        inner = [nn.Linear(backbone.hidden_size, head_units), nn.GELU()] if head_units else []
+        last = nn.Linear(head_units or backbone.hidden_size, self.objective.outputs)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.head = nn.Sequential(*inner, last)
 
-    def forward(self, batch: TokenBatch) -> Float[Tensor, "B K O"]:
+    def forward(self, batch: TokenBatch | TurnFeatures) -> Float[Tensor, "B K O"]:
         """Raw outputs of the head for each response of a batch that has `turn_read` and `turn_end`."""
+        read = batch.features if isinstance(batch, TurnFeatures) else self._read(batch)
+        raw: Tensor = self.head(self.norm(read))
+        return raw
+
+    @torch.no_grad()
+    def features(self, batch: ConversationBatch) -> TurnFeatures:
+        """What the head reads of a batch; it stays the same while only the head is trained."""
+        return TurnFeatures(self._read(batch), batch.turn_mask, batch.turn_rewards, batch.turn_weights)
+
+    def _read(self, batch: TokenBatch) -> Float[Tensor, "B K H"]:
         hidden = self.hidden(batch, self.layer)
         places: Tensor = getattr(batch, "turn_read" if self.read == "header" else "turn_end")
-        read = hidden.gather(1, places[..., None].expand(-1, -1, hidden.size(-1)))
-        raw: Tensor = self.head(self.norm(read.float()))
-        return raw
+        return hidden.gather(1, places[..., None].expand(-1, -1, hidden.size(-1))).float()
 
     def values(self, batch: TokenBatch) -> Float[Tensor, "B K"]:
         """Predicted return of each response, in units of reward; no gradient."""
         with torch.no_grad():
             return self.objective.values(self(batch))
 
-    def targets(self, batch: ConversationBatch, values: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+    def targets(
+        self, batch: ConversationBatch | TurnFeatures, values: Float[Tensor, "B K"]
+    ) -> Float[Tensor, "B K"]:
         """Regression targets of each turn.
 
         G_i = sum_j gamma^j r_{i+j+1} (Iterative PPO, arXiv:2511.21638, section 3) for `td_lambda` 1; for
@@ -77,17 +96,18 @@ class QCritic(RoleModule):
             batch.turn_rewards, values, batch.turn_mask, self.gamma, self.td_lambda
         )
 
-    def training_step(self, batch: ConversationBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
+    def training_step(self, batch: ConversationBatch | TurnFeatures, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Mean loss over the (state, response) pairs of the batch; every turn weighs the same."""
-        loss = self._loss(batch)
-        self.log_metrics({"q_loss": loss.detach()})
+        loss = self.loss(batch)
+        self.log_metrics("critic", {"q_loss": loss.detach()})
         return loss
 
     def validation_step(self, batch: ConversationBatch, batch_idx: int = 0) -> None:
         """The same loss on held-out conversations."""
-        self.log_metrics({"validation_q_loss": self._loss(batch)})
+        self.log_metrics("critic", {"validation_q_loss": self.loss(batch)})
 
-    def _loss(self, batch: ConversationBatch) -> Float[Tensor, ""]:
+    def loss(self, batch: ConversationBatch | TurnFeatures) -> Float[Tensor, ""]:
+        """Loss of the pairs, weighted by `turn_weights`."""
         raw = self(batch)
         targets = self.targets(batch, self.objective.values(raw.detach()))
         losses = self.objective.loss(raw.flatten(0, 1), targets.flatten().to(raw.dtype))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -34,32 +33,16 @@ class ValueHead(RoleModule):
         weight_decay: float = 0.0,
         clip_range: float | None = 0.2,
     ) -> None:
-        self_trained = role not in backbone.roles
-        super().__init__(backbone, role, learning_rate, weight_decay)
-        self.self_trained = self_trained
+        super().__init__(backbone, role, learning_rate, weight_decay, owns_role=role not in backbone.roles)
         self.clip_range = clip_range
         self.head = nn.Linear(backbone.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def own_parameters(self) -> list[nn.Parameter]:
-        """The head, and the adapter when it is the head's own."""
-        return super().own_parameters() if self.self_trained else list(self.head.parameters())
-
-    def state(self) -> dict[str, Tensor]:
-        """The head's weights, and the adapter's when it is the head's own."""
-        return {n: w for n, w in super().state().items() if self.self_trained or n.startswith("head.")}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Put weights from `state` back."""
-        borrowed = {} if self.self_trained else self.backbone.state_of(self.role)
-        super().load_state({**borrowed, **state})
-
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Value at each sampled token, 0 elsewhere."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.self_trained):
-            hidden = self.hidden(batch)
-        return scatter_to_tokens(self.head(at_predecessor(hidden, batch).float()).squeeze(-1), batch)
+        hidden = at_predecessor(self.hidden(batch), batch)
+        return scatter_to_tokens(self.head(hidden.float()).squeeze(-1), batch)
 
     def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Clipped squared error against the returns, weighted like the policy's loss."""
@@ -67,5 +50,5 @@ class ValueHead(RoleModule):
             self(batch), batch.values, batch.returns, self.clip_range, batch.response_mask
         )
         loss = (batch.loss_weights * losses).sum()
-        self.log("value/loss", loss.detach(), batch_size=1)
+        self.log_metrics("value", {"loss": loss.detach()})
         return loss
