@@ -7,9 +7,11 @@ Each module of `lightning_mtrl.commands` is a sub-command: its docstring is the 
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from types import ModuleType
@@ -34,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    _quieten()
     try:
         _dispatch([argument for argument in given if argument != "--debug"])
     except KeyboardInterrupt:
@@ -43,6 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _PATH_ERRORS as error:
         return _failed(f"{error.filename}: {error.strerror}. --debug shows what needed it.", debug, MISTAKE)
     return SUCCESS
+
+
+def _quieten() -> None:
+    """Keep remarks of libraries about themselves, which a user can do nothing about, off the screen."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
 
 
 def _failed(message: str, debug: bool, code: int) -> int:

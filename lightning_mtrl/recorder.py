@@ -77,10 +77,11 @@ class Recorder:
             loop={"step": self.clock.step, "rows": self.clock.rows, "algorithm": parts.algorithm.state()},
         )
         self.log.flush()
-        save_checkpoint(self.folder.checkpoint(done), state)
-        prune_checkpoints(self.folder, self.config.loop.checkpoint_keep)
+        # Before the checkpoint: killed in between, a run does this iteration again and writes the same policy.
         with replacing_folder(self.folder.policy_adapter) as target:
             save_role(parts.backbone, "policy", target)
+        save_checkpoint(self.folder.checkpoint(done), state)
+        prune_checkpoints(self.folder, self.config.loop.checkpoint_keep)
 
     def rollouts(self, iteration: int, rollouts: Rollouts) -> None:
         """Store an iteration's conversations, and log what they were like."""

@@ -117,7 +117,9 @@ def _tokenizer(source: _Source) -> PreTrainedTokenizerBase:
 
 def _weights(source: _Source, dtype: torch.dtype, quantization: Any = None) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # a bar for each loading of a model says nothing useful
     if source.gguf_file is not None:
         # Ordinary weights, on every machine: packed blocks can be neither merged, saved nor trained.
         quantization = GgufConfig(dequantize=True)

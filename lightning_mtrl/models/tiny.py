@@ -32,12 +32,14 @@ def load_tiny() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
         UserError: if the installation lacks the weights.
     """
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging as transformers_logging
 
     if not (TINY_FOLDER / "model.safetensors").is_file():
         raise UserError(
             f"model.name is 'tiny', but its weights are not in {TINY_FOLDER}. "
             f"Install the package again, or rebuild them with: python scripts/build_tiny.py"
         )
+    transformers_logging.disable_progress_bar()  # a bar that is over at once
     model = LlamaForCausalLM.from_pretrained(TINY_FOLDER, dtype="float32")
     return model, PreTrainedTokenizerFast.from_pretrained(TINY_FOLDER)
 
