@@ -77,7 +77,7 @@ class Recorder:
             loop={"step": self.clock.step, "rows": self.clock.rows, "algorithm": parts.algorithm.state()},
         )
         self.log.flush()
-        # Before the checkpoint: killed in between, a run does this iteration again and writes the same policy.
+        # Before the checkpoint: a run killed in between does this iteration again and writes the same policy.
         with replacing_folder(self.folder.policy_adapter) as target:
             save_role(parts.backbone, "policy", target)
         save_checkpoint(self.folder.checkpoint(done), state)

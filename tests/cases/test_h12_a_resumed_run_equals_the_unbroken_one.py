@@ -90,7 +90,8 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "inside checkpoint:2",
         "between phases:2",
         "inside evaluate:0",
-        "after checkpoint:2",
+        "before the policy is saved:3",
+        "after checkpoint:3",  # nothing is left to do, so the policy to deploy must be there already
     ],
 )
 def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,7 +18,14 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.runs import checkpoint
 
 VARIABLE = "LIGHTNING_MTRL_KILL"
-PLACES = ("between phases", "inside evaluate", "inside improve", "inside checkpoint", "after checkpoint")
+PLACES = (
+    "inside evaluate",
+    "between phases",
+    "inside improve",
+    "before the policy is saved",
+    "inside checkpoint",
+    "after checkpoint",
+)
 STEPS = 3
 
 
@@ -42,6 +49,8 @@ class KillableIterativePPO(IterativePPO):
         if self._here("inside checkpoint"):
             checkpoint.torch.save = half_save
         if self._here("after checkpoint"):
+            recorder.prune_checkpoints = kill
+        if self._here("before the policy is saved"):
             recorder.save_role = kill  # type: ignore[assignment]
         return super().state()
 
