@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.logprobs import LogitHead
+from lightning_mtrl.models.merging import merged
 
 
 class Backbone(nn.Module):
@@ -160,28 +161,14 @@ class Backbone(nn.Module):
 
     @contextmanager
     def sampling(self, role: str) -> Iterator[PreTrainedModel]:
-        """A role's language model for generation: dropout off, adapter merged where the base allows it.
-
-        The base's own weight tensors are put back afterwards, not computed back, so that sampling leaves
-        no trace in them. A 4-bit base keeps its adapter unmerged.
-        """
+        """A role's language model for generation: dropout off, and the adapter merged (see `merged`)."""
         model = self.causal(role)
         training = model.training
         model.eval()
-        kept = []
-        for lora in [] if self.full else self._layers:
-            weight = lora.get_base_layer().weight
-            if role in lora.lora_A and type(weight) is nn.Parameter and weight.is_floating_point():
-                kept.append((lora, weight.data))
-                delta = cast(Any, lora).get_delta_weight(role)
-                weight.data = weight.data + delta.to(weight.dtype)
-                lora._disable_adapters = True
         try:
-            yield model
+            with merged([] if self.full else self._layers, role):
+                yield model
         finally:
-            for lora, original in kept:
-                lora.get_base_layer().weight.data = original
-                lora._disable_adapters = False
             model.train(training)
 
     @contextmanager

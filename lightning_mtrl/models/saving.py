@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.models.merging import in_full
 
 _BASE = ".base_layer"
 
@@ -67,7 +68,7 @@ def _tensors_by_plain_name(model: PreTrainedModel) -> dict[str, tuple[str, Tenso
 @torch.no_grad()
 def _merged(model: PreTrainedModel, name: str, value: Tensor, role: str) -> Tensor:
     if hasattr(value, "quant_state"):
-        value = _in_full(model.get_submodule(name.removesuffix(".weight"))).to(_dtype(model))
+        value = in_full(model.get_submodule(name.removesuffix(".weight"))).to(_dtype(model))
     if not name.endswith(f"{_BASE}.weight"):
         return value
     layer = model.get_submodule(name.removesuffix(f"{_BASE}.weight"))
@@ -75,19 +76,6 @@ def _merged(model: PreTrainedModel, name: str, value: Tensor, role: str) -> Tens
         return value
     delta: Tensor = layer.get_delta_weight(role)  # type: ignore[operator]  # every kind of LoRA layer has it
     return value + delta.to(value.dtype)
-
-
-def _in_full(linear: nn.Module) -> Tensor:
-    from bitsandbytes.functional import dequantize_4bit
-    from bitsandbytes.nn.modules import Params4bit
-
-    # On CPUs with bfloat16 instructions bitsandbytes reorders the weights when they are first used without
-    # gradients, and only collecting the state puts them back; before that they would be read wrongly.
-    linear.state_dict()
-    weight = linear.weight
-    assert isinstance(weight, Params4bit)
-    full: Tensor = dequantize_4bit(weight.data, weight.quant_state)
-    return full
 
 
 def _plain_config(model: PreTrainedModel) -> Any:
