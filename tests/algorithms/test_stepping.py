@@ -31,6 +31,7 @@ from lightning_mtrl.objectives import token_weights
 TALKS = some_talks(8)
 MODULES = {
     "critic": lambda b: QCritic(b, "bce", td_lambda=0.5),
+    "frozen critic": lambda b: QCritic(b, "bce", td_lambda=0.5, trunk="frozen", head_units=8),
     "policy": lambda b: Policy(b, kl=KLTerm(0.1, "k3"), entropy_coef=0.01),
     "value": lambda b: ValueHead(b, "value"),
 }
@@ -76,12 +77,20 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
     ("kind", "batch"),
     [
         ("critic", conversations_batch(TALKS)),
+        ("frozen critic", conversations_batch(TALKS)),
         ("policy", _improvement("token")),
         ("policy", _improvement("response")),
         ("value", _improvement("token")),
         ("value", _improvement("response")),
     ],
-    ids=["critic", "policy, tokens", "policy, responses", "value, tokens", "value, responses"],
+    ids=[
+        "critic",
+        "frozen critic",
+        "policy, tokens",
+        "policy, responses",
+        "value, tokens",
+        "value, responses",
+    ],
 )
 def test_gradients_do_not_depend_on_the_micro_batch_size(
     kind: str, batch: TokenBatch, gradients: list[list[Tensor]]

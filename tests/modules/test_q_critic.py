@@ -143,7 +143,7 @@ def test_it_trains_in_a_plain_trainer_and_moves_its_role_alone(loss: str, td_lam
         trainer.fit(critic, datamodule=_module(some_talks(12)))
     assert len(moved["critic"]) == len(backbone.parameters_of("critic")) > 10
     assert moved["policy"] == moved["base"] == []
-    assert set(heads) == {"norm.weight", "norm.bias", "head.weight", "head.bias"}
+    assert set(heads) == {"norm.weight", "norm.bias", "head.0.weight", "head.0.bias"}
     assert all(not torch.equal(critic.get_parameter(name), value) for name, value in heads.items())
     assert float(trainer.callback_metrics["critic/validation_q_loss"]) >= 0
 
@@ -170,7 +170,48 @@ def test_state_brings_another_critic_to_the_same_values() -> None:
     second.load_state(first.state())
     assert torch.equal(first.values(batch), second.values(batch))
     heads = {name for name in first.state() if name.startswith("head.")}
-    assert heads == {"head.norm.weight", "head.norm.bias", "head.head.weight", "head.head.bias"}
+    assert heads == {"head.norm.weight", "head.norm.bias", "head.head.0.weight", "head.head.0.bias"}
     kept = first.state()
     _fit(first, TALKS, steps=1)
     assert any(not torch.equal(kept[name], value) for name, value in first.state().items())
+
+
+@pytest.mark.parametrize("head_units", [0, 8])
+def test_a_frozen_trunk_reads_the_base_and_trains_the_head_alone(head_units: int) -> None:
+    backbone = small_backbone(["policy"])
+    critic = QCritic(backbone, trunk="frozen", head_units=head_units, learning_rate=1e-2)
+    heads = [parameter.detach().clone() for parameter in critic.own_parameters()]
+    assert len(heads) == (6 if head_units else 4)
+    with watched(backbone) as moved:
+        plain_trainer(epochs=4).fit(critic, datamodule=_module(some_talks(12)))
+    assert backbone.roles == ["policy"]
+    assert all(names == [] for names in moved.values())
+    assert all(not torch.equal(a, b) for a, b in zip(heads, critic.own_parameters(), strict=True))
+    assert all(name.startswith("head.") for name in critic.state())
+
+
+def test_what_a_frozen_trunk_reads_can_be_computed_once() -> None:
+    critic = _critic(trunk="frozen", head_units=8, td_lambda=0.5)
+    critic.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    batch = conversations_batch(TALKS)
+    features = critic.features(batch)
+    assert len(features) == len(TALKS)
+    with torch.no_grad():
+        assert torch.equal(critic(features), critic(batch))
+    inputs = critic.own_parameters()
+    from_tokens = torch.autograd.grad(critic.training_step(batch), inputs)
+    from_features = torch.autograd.grad(critic.training_step(features), inputs)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(from_tokens, from_features, strict=True))
+    model = critic.backbone.causal("base")
+    prefix = [*TALKS[0].prompt_ids, *TALKS[0].turns[0].response_ids, USER]
+    with torch.no_grad():
+        plain = model(input_ids=torch.tensor([prefix]), output_hidden_states=True).hidden_states[-1][0, -1]
+    assert torch.allclose(features.features[0, 0], plain, atol=1e-5)
+
+
+def test_a_frozen_trunk_tells_responses_apart() -> None:
+    critic = QCritic(small_backbone(), trunk="frozen", head_units=16)
+    good, bad = talk("good", [[11, END]], [1.0]), talk("bad", [[8, END]], [0.0])
+    _fit(critic, [good, bad], steps=100)
+    found = critic.eval().values(conversations_batch([good, bad]))[:, 0]
+    assert found.tolist() == pytest.approx([1.0, 0.0], abs=0.05)
