@@ -39,9 +39,9 @@ class SalesDynamics:
     left: float = 0.01
     nonsense_accepted: float = 0.2
     buys_fitting: float = 0.94
-    buys_wrong_tier: float = 0.08
+    buys_wrong_tier: float = 0.02
     states_need: float = 0.95
-    states_budget: float = 0.95
+    states_budget: float = 0.98
     states_budget_early: float = 0.4
     opens_with_need: float = 0.15
     opens_with_budget: float = 0.3
@@ -55,7 +55,7 @@ class SalesDynamics:
         ("chatted", 0.08, 0.20),
         ("puzzled", 0.20, 0.45),
         ("hesitated", 0.10, 0.25),
-        ("wrong_tier", 0.45, 0.75),
+        ("wrong_tier", 0.60, 0.85),
         ("wrong_need", 0.45, 0.80),
     )
 

@@ -200,15 +200,15 @@ def test_probabilities_after_every_move_sum_to_one() -> None:
 
 
 def test_one_turn_values_are_the_chance_of_a_blind_sale() -> None:
-    """By hand: an offer that fits by luck (1/8) sells with 0.94 and one of the wrong tier (1/8) "
-    "with 0.08, when
-    it is sent (0.94); in 5% the business does what it likes, and 30% of that is a blind offer too.
-    Customers who
-    open with their need (15%) or need and budget (4.5%) are offered that.
+    """By hand, in the only turn there is.
+
+    An offer that fits by luck (1/8) sells with 0.94 and one of the wrong tier (1/8) with 0.02, when it is
+    sent (0.94); in 5% the business does what it likes, and 30% of that is a blind offer too. Customers who
+    open with their need (15%), or with need and budget (4.5%), are offered that.
     """
     sent, own = 0.94, 0.05 * 0.3
-    blind = (0.94 + 0.08) / 8
-    guess_tier = (0.94 + 0.08) / 2
+    blind = (0.94 + 0.02) / 8
+    guess_tier = (0.94 + 0.02) / 2
     by_start = {
         "vague": (sent + own) * blind,
         "need": sent * guess_tier + own * blind,

@@ -1,0 +1,115 @@
+"""Iterative PPO on the embedded model: when it steps, when it doesn't, and what it takes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_mtrl.algorithms.base import Improvement, Signal
+from lightning_mtrl.assembly import Parts, assemble
+from lightning_mtrl.config import ClassSpec, DataConfig, ModelConfig, RunConfig
+
+EVALUATION = {"trunk": "frozen", "head_units": 16, "epochs": 5, "learning_rate": 1e-3}
+IMPROVEMENT = {"rounds": 1, "states": 8, "samples": 4, "certificate_states": 8, "learning_rate": 1e-3}
+
+
+def _parts(estimator: str = "RLOO", algorithm: str = "IterativePPO", **improvement: Any) -> Parts:
+    settings = {
+        "evaluation": EVALUATION,
+        "improvement": IMPROVEMENT | improvement,
+        "estimator": {"class_path": f"lightning_mtrl.algorithms.{estimator}"},
+    }
+    config = RunConfig(
+        model=ModelConfig(context_length=384),
+        environment=ClassSpec("lightning_mtrl.environments.SuggestedResponse", {"instructions": False}),
+        data=DataConfig(conversations=96, max_turns=8, max_response_tokens=16),
+        algorithm=ClassSpec(
+            f"lightning_mtrl.algorithms.{algorithm}", settings if algorithm == "IterativePPO" else {}
+        ),
+    )
+    torch.manual_seed(0)
+    return assemble(config, show_progress=False)
+
+
+def _rollouts(parts: Parts, seed: int = 0) -> list[Any]:
+    with parts.backbone.sampling("policy") as model:
+        rollouts = parts.collector.collect(model, conversations=96, seed=seed, policy="iteration-0000")
+    parts.context.datamodule.set_rollouts(rollouts.conversations, seed=seed)
+    return rollouts.conversations
+
+
+def _step(parts: Parts, trusted: bool = True) -> tuple[Signal, Improvement, bool]:
+    """One iteration; the last value tells whether the policy's weights moved."""
+    rollouts = _rollouts(parts)
+    before = parts.backbone.state_of("policy")
+    signal = replace(parts.algorithm.evaluate(rollouts), trusted=trusted, reason="a test says so")
+    improvement = parts.algorithm.improve(rollouts, signal)
+    after = parts.backbone.state_of("policy")
+    return signal, improvement, any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("estimator", ["GAE", "RLOO", "GRPO"])
+def test_every_estimator_moves_the_policy_and_reports_the_gain(estimator: str) -> None:
+    signal, improvement, moved = _step(_parts(estimator, accept="always"))
+    assert moved
+    assert improvement.accepted
+    assert improvement.metrics["gain_low"] <= improvement.metrics["gain"] <= improvement.metrics["gain_high"]
+    assert {"q_loss", "constant_loss", "auc", "calibration_error"} <= set(signal.metrics)
+    assert "calibration" in signal.figures
+
+
+def test_a_critic_that_is_not_trusted_means_no_step_and_says_so() -> None:
+    parts = _parts()
+    said: list[str] = []
+    parts.context.say = said.append
+    _, improvement, moved = _step(parts, trusted=False)
+    assert not moved
+    assert not improvement.accepted
+    assert any("No step is taken: a test says so" in text for text in said)
+    assert any("before the step" in text and "of a constant" in text for text in said)
+
+
+def test_a_step_without_a_certain_gain_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = _parts()
+    monkeypatch.setattr(parts.algorithm.improver, "gain", lambda before, after: (0.01, -0.02, 0.04))
+    said: list[str] = []
+    parts.context.say = said.append
+    _, improvement, moved = _step(parts)
+    assert not moved
+    assert not improvement.accepted
+    assert improvement.metrics["gain_low"] == -0.02
+    assert any("taken back" in text for text in said)
+
+
+def test_the_kl_ceiling_stops_an_iterations_improvement() -> None:
+    parts = _parts(rounds=6, learning_rate=0.02, kl_ceiling=0.3, accept="always")
+    _, improvement, _ = _step(parts)
+    assert improvement.metrics["rounds"] < 6
+    assert improvement.metrics["kl"] > 0.3
+
+
+def test_fresh_samples_of_the_starting_policy_have_no_kl_to_it() -> None:
+    """The reference is a copy of pi_i; the sampler merges the adapter, so equality is up to rounding."""
+    _, improvement, _ = _step(_parts(rounds=1, accept="always"))
+    assert abs(improvement.metrics["kl"]) < 1e-3
+
+
+def test_q_has_converged_after_two_small_changes_in_a_row() -> None:
+    parts = _parts()
+    algorithm = parts.algorithm
+    signal = Signal({})
+    for changes, converged in (([], False), ([0.001], False), ([0.2, 0.001], False), ([0.001, 0.001], True)):
+        algorithm.load_state({"probe": [], "probe_q": [], "changes": changes, "kl_coef": 0.02})
+        assert algorithm.converged(signal) == converged
+
+
+def test_the_outcome_alone_is_a_baseline_on_the_same_parts() -> None:
+    parts = _parts(algorithm="OutcomeOnly")
+    signal, improvement, moved = _step(parts)
+    assert moved
+    assert improvement.accepted
+    assert 0.0 < signal.metrics["outcome"] < 1.0
+    assert parts.algorithm.turn_values([]) is None
