@@ -87,7 +87,7 @@ def fit_critic(critic: QCritic, stepper: Stepper, config: EvaluationConfig, cont
     """
     held_out = context.datamodule.validation_conversations
     training = _training_batches(critic, context)
-    measured = [_readable(critic, batch) for _, batch in scoring_batches(held_out, context)]
+    measured = [_readable(critic, batch, context) for _, batch in scoring_batches(held_out, context)]
     best, best_state, stale = _loss(critic, measured), critic.state(), 0
     for _ in range(config.epochs):
         stepper.begin()
@@ -109,14 +109,19 @@ def _training_batches(
     """Gives the batches of one epoch; what a frozen trunk reads is computed once for all epochs."""
     if critic.owns_role:
         return context.datamodule.train_dataloader
-    kept = [_readable(critic, batch) for batch in context.datamodule.train_dataloader()]
+    kept = [_readable(critic, batch, context) for batch in context.datamodule.train_dataloader()]
     rng = random.Random(context.seed)
     return lambda: rng.sample(kept, len(kept))
 
 
-def _readable(critic: QCritic, batch: ConversationBatch) -> ConversationBatch | TurnFeatures:
-    device = critic.backbone.device
-    return batch.to(device) if critic.owns_role else critic.features(batch.to(device))
+def _readable(
+    critic: QCritic, batch: ConversationBatch, context: Context
+) -> ConversationBatch | TurnFeatures:
+    batch = batch.to(context.fabric.device)
+    if critic.owns_role:
+        return batch
+    with context.fabric.autocast():
+        return critic.features(batch)
 
 
 @torch.no_grad()
