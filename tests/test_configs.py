@@ -19,6 +19,8 @@ from lightning_mtrl.config import RunConfig
 from lightning_mtrl.environments import Environment
 from lightning_mtrl.parsing import build_algorithm, build_environment, load_config
 
+# Seconds of computing, but a busy machine can make minutes of them.
+pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 FULL = ROOT / "configs" / "full.yaml"

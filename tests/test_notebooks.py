@@ -6,6 +6,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+# A minute of computing, but a busy machine can make several of it.
+SECONDS = 600
+pytestmark = pytest.mark.timeout(SECONDS)
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").rglob("*.ipynb"))
 
 
@@ -25,7 +28,7 @@ def test_a_notebook_runs_from_top_to_bottom_and_draws(path: Path, tmp_path: Path
     before = path.read_bytes()
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
-        notebook, timeout=170, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
     )
     client.execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
