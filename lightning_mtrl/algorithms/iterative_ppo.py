@@ -32,6 +32,9 @@ from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
 from lightning_mtrl.rollouts.datamodule import State
 
+# Added to a phase's seed, which is below it: the certificate's samples are not those of any round.
+CERTIFICATE_STREAM = 2**31
+
 
 class IterativePPO(Algorithm):
     """Multi-turn policy iteration with a Q-critic and single-turn PPO.
@@ -116,14 +119,14 @@ class IterativePPO(Algorithm):
         context, data = self.context, self.context.datamodule
         context.backbone.copy_role("policy", "reference")
         held_out = self._drawn(data.states(data.validation_conversations))
-        before = self.improver.sample(held_out, context.seed - 1, role="reference")
+        before = self.improver.sample(held_out, context.seed + CERTIFICATE_STREAM, role="reference")
         context.say(diagnose(before, signal, context))
         if not signal.trusted:
             context.say(f"No step is taken: {signal.reason}.")
             return Improvement({}, accepted=False)
         kept = {name: module.state() for name, (module, _) in self.modules().items() if name != "critic"}
         metrics = self.improver.run(data.states(data.train_conversations))
-        after = self.improver.sample(held_out, context.seed - 1)
+        after = self.improver.sample(held_out, context.seed + CERTIFICATE_STREAM)
         gain, low, high = self.improver.gain(before, after)
         metrics |= {"gain": gain, "gain_low": low, "gain_high": high}
         accepted = self.improvement.accept == "always" or low > 0
