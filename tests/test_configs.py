@@ -60,7 +60,7 @@ def test_every_shipped_configuration_builds_its_environment_and_its_algorithm(pa
 def test_a_shipped_configuration_is_short_and_says_what_it_is(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# ")
-    assert len(lines) <= 50 or path == FULL
+    assert len(lines) <= 40 or path == FULL
 
 
 def test_what_was_never_run_says_so_first() -> None:

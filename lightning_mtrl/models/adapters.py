@@ -224,6 +224,12 @@ class Backbone(nn.Module):
         """Give `target` the weights of `source`."""
         self.load_state_of(target, self.state_of(source))
 
+    def _load_folder(self, role: str, adapter: str) -> None:
+        try:
+            self.load_state_of(role, load_peft_weights(adapter, device="cpu"))
+        except UserError as error:
+            raise UserError(f"model.adapter is {adapter!r}, but {error}") from error
+
     def _square_mask(self, mask: Tensor) -> Tensor:
         mask = mask[:, None]
         if self.config._attn_implementation == "sdpa":
@@ -252,7 +258,7 @@ class Backbone(nn.Module):
             kept.target_modules = sorted(kept.target_modules)
         self._layers = [m for m in self.base.modules() if isinstance(m, LoraLayer)]
         if adapter is not None:
-            self.load_state_of(role, load_peft_weights(adapter, device="cpu"))
+            self._load_folder(role, adapter)
 
 
 def _adapter_config(adapter: str) -> LoraConfig:

@@ -99,7 +99,7 @@ class QCritic(RoleModule):
     def training_step(self, batch: ConversationBatch | TurnFeatures, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Mean loss over the (state, response) pairs of the batch; every turn weighs the same."""
         loss = self.loss(batch)
-        self.log_metrics("critic", {"q_loss": loss.detach()})
+        self.log_metrics("critic", {"training_q_loss": loss.detach()})
         return loss
 
     def validation_step(self, batch: ConversationBatch, batch_idx: int = 0) -> None:

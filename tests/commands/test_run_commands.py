@@ -66,7 +66,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     def save(kind: str) -> Any:
         return lambda backbone, role, folder: (folder / f"{kind}-{role}").write_text("weights")
 
-    module("assembly", load_run=load_run, assemble=lambda config: FakeParts(config, asked))
+    module("recorder", load_run=load_run)
+    module("assembly", assemble=lambda config: FakeParts(config, asked))
     module("evaluation.validate", validate=validate)
     module("rollouts.logs", write_conversations=write_conversations)
     module("models.saving", save_role=save("adapter"), save_merged=save("merged"))

@@ -66,7 +66,7 @@ def test_the_critic_reads_a_group_as_it_reads_each_response_alone() -> None:
     batch = group_batch(PREFIXES, RESPONSES, GLUE)
     for read in ("header", "end"):
         critic = QCritic(backbone, read=read, role=f"critic_{read}")
-        torch.nn.init.normal_(critic.head.weight)
+        torch.nn.init.normal_(critic.head[-1].weight)
         q = critic.values(batch)
         for state, (prefix, group) in enumerate(zip(PREFIXES, RESPONSES, strict=True)):
             for number, response in enumerate(group):
