@@ -274,8 +274,11 @@ def _instantiate(key: str, values: Namespace) -> Any:
     # The union of types would hide what the constructor says behind what the other types say.
     path = values[key].class_path
     module_name, _, name = path.rpartition(".")
+    named = getattr(importlib.import_module(module_name), name)
+    if not inspect.signature(named).parameters:
+        return named()  # a parser has no key for a class without arguments
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(getattr(importlib.import_module(module_name), name), key)
+    parser.add_class_arguments(named, key)
     try:
         values[key] = values[key].get("init_args") or parser.get_defaults()[key]
         return parser.instantiate(values)[key]

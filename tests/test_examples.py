@@ -45,3 +45,22 @@ def test_the_example_plays_by_its_rules(monkeypatch: pytest.MonkeyPatch) -> None
     assert (found.reward, found.terminated) == (1.0, True)
     game.reset(seed=1)
     assert [game.step("nothing").terminated for _ in range(4)] == [False, False, False, True]
+
+
+def test_the_readmes_environment_runs_with_the_quickstart_configuration(tmp_path: Path) -> None:
+    """The class in the README, which has no constructor, in place of one whose init_args are set."""
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    start = lines.index("    # my_shop.py")
+    end = next(i for i in range(start, len(lines)) if lines[i].startswith("    python -m lightning_mtrl fit"))
+    (tmp_path / "my_shop.py").write_text("\n".join(line[4:] for line in lines[start:end]) + "\n")
+    named = lines[end].split("--environment ")[1]
+    command = [sys.executable, "-m", "lightning_mtrl", "collect", f"--environment={named}"]
+    options = [
+        f"--config={ROOT / 'configs' / 'quickstart.yaml'}",
+        "--output=talks.jsonl",
+        "--conversations=6",
+    ]
+    done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    talks = read_conversations(tmp_path / "talks.jsonl", strict=True).conversations
+    assert {talk.prompt[0].content for talk in talks} == {"I think of a digit. Guess it."}
