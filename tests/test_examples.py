@@ -54,12 +54,9 @@ def test_the_readmes_environment_runs_with_the_quickstart_configuration(tmp_path
     end = next(i for i in range(start, len(lines)) if lines[i].startswith("    python -m lightning_mtrl fit"))
     (tmp_path / "my_shop.py").write_text("\n".join(line[4:] for line in lines[start:end]) + "\n")
     named = lines[end].split("--environment ")[1]
-    command = [sys.executable, "-m", "lightning_mtrl", "collect", f"--environment={named}"]
-    options = [
-        f"--config={ROOT / 'configs' / 'quickstart.yaml'}",
-        "--output=talks.jsonl",
-        "--conversations=6",
-    ]
+    config = ROOT / "configs" / "quickstart.yaml"
+    command = [sys.executable, "-m", "lightning_mtrl", "collect", f"--config={config}"]
+    options = [f"--environment={named}", "--output=talks.jsonl", "--conversations=6"]
     done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     talks = read_conversations(tmp_path / "talks.jsonl", strict=True).conversations
