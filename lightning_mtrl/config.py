@@ -12,27 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning_mtrl.errors import UserError
-
-
-def _check(valid: bool, key: str, value: object, expected: str, example: object) -> None:
-    if not valid:
-        raise UserError(
-            f"{key} is {value!r}, but it must be {expected}. Set it in the configuration file, "
-            f"or pass --{key} {example}."
-        )
-
-
-def _at_least(key: str, value: float | None, least: int, example: object) -> None:
-    valid = value is None or (math.isfinite(value) and value >= least)
-    _check(valid, key, value, f"at least {least}", example)
+from lightning_mtrl.ranges import expect, expect_above_zero, expect_at_least
 
 
 def _share(key: str, value: float) -> None:
-    _check(0.0 <= value <= 1.0, key, value, "a share between 0 and 1", 0.2)
-
-
-def _above_zero(key: str, value: float) -> None:
-    _check(math.isfinite(value) and value > 0.0, key, value, "a number > 0", 1.0)
+    expect(0.0 <= value <= 1.0, key, value, "a share between 0 and 1", 0.2)
 
 
 @dataclass(frozen=True)
@@ -57,9 +41,9 @@ class FabricConfig:
 
     def __post_init__(self) -> None:
         counted = self.devices == "auto" or (isinstance(self.devices, int) and self.devices >= 1)
-        _check(counted, "fabric.devices", self.devices, 'a whole number of at least 1, or "auto"', 1)
-        _at_least("fabric.num_nodes", self.num_nodes, 1, 1)
-        _at_least("fabric.threads", self.threads, 1, 2)
+        expect(counted, "fabric.devices", self.devices, 'a whole number of at least 1, or "auto"', 1)
+        expect_at_least("fabric.num_nodes", self.num_nodes, 1, 1)
+        expect_at_least("fabric.threads", self.threads, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -98,11 +82,11 @@ class ModelConfig:
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        _check(bool(self.name.strip()), "model.name", self.name, 'a model, such as "tiny"', "tiny")
-        _at_least("model.lora_rank", self.lora_rank, 1, 16)
-        _above_zero("model.lora_alpha", self.lora_alpha)
-        _check(0.0 <= self.lora_dropout < 1.0, "model.lora_dropout", self.lora_dropout, "in [0, 1)", 0.0)
-        _at_least("model.context_length", self.context_length, 2, 2048)
+        expect(bool(self.name.strip()), "model.name", self.name, 'a model, such as "tiny"', "tiny")
+        expect_at_least("model.lora_rank", self.lora_rank, 1, 16)
+        expect_above_zero("model.lora_alpha", self.lora_alpha, 1.0)
+        expect(0.0 <= self.lora_dropout < 1.0, "model.lora_dropout", self.lora_dropout, "in [0, 1)", 0.0)
+        expect_at_least("model.context_length", self.context_length, 2, 2048)
         if self.fine_tuning == "full" and self.quantization != "none":
             raise UserError(
                 f"model.quantization is {self.quantization!r} with full fine-tuning, but weights in "
@@ -156,7 +140,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         for name in ("conversations", "group_size", "max_turns", "rows", "max_response_tokens", "batch_size"):
-            _at_least(f"data.{name}", getattr(self, name), 1, 32)
+            expect_at_least(f"data.{name}", getattr(self, name), 1, 32)
         for name in (
             "validation_share",
             "earlier_share",
@@ -166,13 +150,13 @@ class DataConfig:
             "explore_min_p",
         ):
             _share(f"data.{name}", getattr(self, name))
-        _above_zero("data.temperature", self.temperature)
-        _above_zero("data.explore_temperature", self.explore_temperature)
-        _at_least("data.top_k", self.top_k, 0, 0)
-        _check(0.0 < self.top_p <= 1.0, "data.top_p", self.top_p, "in (0, 1]", 1.0)
+        expect_above_zero("data.temperature", self.temperature, 1.0)
+        expect_above_zero("data.explore_temperature", self.explore_temperature, 1.0)
+        expect_at_least("data.top_k", self.top_k, 0, 0)
+        expect(0.0 < self.top_p <= 1.0, "data.top_p", self.top_p, "in (0, 1]", 1.0)
         for name in ("validation_share", "earlier_share"):
             value = getattr(self, name)
-            _check(value < 1.0, f"data.{name}", value, "below 1, or nothing new is left to learn from", 0.2)
+            expect(value < 1.0, f"data.{name}", value, "below 1, or nothing new is left to learn from", 0.2)
         self._check_groups()
 
     def _check_groups(self) -> None:
@@ -206,9 +190,9 @@ class LoopConfig:
     max_skipped_steps: int = 10
 
     def __post_init__(self) -> None:
-        _at_least("loop.iterations", self.iterations, 1, 5)
-        _at_least("loop.checkpoint_keep", self.checkpoint_keep, 1, 2)
-        _at_least("loop.max_skipped_steps", self.max_skipped_steps, 1, 10)
+        expect_at_least("loop.iterations", self.iterations, 1, 5)
+        expect_at_least("loop.checkpoint_keep", self.checkpoint_keep, 1, 2)
+        expect_at_least("loop.max_skipped_steps", self.max_skipped_steps, 1, 10)
 
 
 @dataclass(frozen=True)
@@ -228,10 +212,10 @@ class ValidationConfig:
     sample_conversations: int = 4
 
     def __post_init__(self) -> None:
-        _at_least("validation.conversations", self.conversations, 1, 256)
-        _at_least("validation.seed", self.seed, 0, 1_000_000)
-        _above_zero("validation.temperature", self.temperature)
-        _at_least("validation.sample_conversations", self.sample_conversations, 0, 4)
+        expect_at_least("validation.conversations", self.conversations, 1, 256)
+        expect_at_least("validation.seed", self.seed, 0, 1_000_000)
+        expect_above_zero("validation.temperature", self.temperature, 1.0)
+        expect_at_least("validation.sample_conversations", self.sample_conversations, 0, 4)
 
 
 @dataclass(frozen=True)
@@ -276,4 +260,4 @@ class RunConfig:
     loggers: list[Literal["tensorboard", "csv"]] = field(default_factory=lambda: ["tensorboard", "csv"])
 
     def __post_init__(self) -> None:
-        _check(0 <= self.seed < 2**32, "seed", self.seed, "a whole number from 0 to 4294967295", 0)
+        expect(0 <= self.seed < 2**32, "seed", self.seed, "a whole number from 0 to 4294967295", 0)

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms",),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),
-    ("conversation", "batch", "config", "messages", "errors"),
+    ("conversation", "batch", "config", "messages", "ranges", "errors"),
 )
 RANKS = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 

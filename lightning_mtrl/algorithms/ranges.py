@@ -1,40 +1,22 @@
-"""What the numbers of an algorithm's configuration may be; a wrong one is told before a model loads."""
+"""The checks of `lightning_mtrl.ranges` for arguments of an algorithm, under their full keys."""
 
 from __future__ import annotations
 
-import math
-
-from lightning_mtrl.errors import UserError
+from lightning_mtrl import ranges
 
 _PREFIX = "algorithm.init_args"  # where a configuration file has the arguments of an algorithm
 
 
 def expect(holds: bool, key: str, value: object, expected: str, example: object) -> None:
-    """Refuse a value.
-
-    Args:
-        holds: True when the value is right.
-        key: of the algorithm's arguments, such as "improvement.samples".
-        value: what was given.
-        expected: what it must be, to follow "it must be".
-        example: a value that works, for the advice.
-
-    Raises:
-        UserError: if `holds` is False.
-    """
-    if not holds:
-        raise UserError(
-            f"{_PREFIX}.{key} is {value!r}, but it must be {expected}. Set it in the configuration file, "
-            f"or pass --{_PREFIX}.{key} {example}."
-        )
+    """Refuse a value; `key` is one of the algorithm's arguments, such as "improvement.samples"."""
+    ranges.expect(holds, f"{_PREFIX}.{key}", value, expected, example)
 
 
 def expect_at_least(key: str, value: float | None, least: float, example: object) -> None:
     """Refuse numbers below `least`, NaN and infinity; None passes."""
-    holds = value is None or (math.isfinite(value) and value >= least)
-    expect(holds, key, value, f"at least {least}", example)
+    ranges.expect_at_least(f"{_PREFIX}.{key}", value, least, example)
 
 
 def expect_above_zero(key: str, value: float | None, example: object) -> None:
     """Refuse zero, negative numbers, NaN and infinity; None passes."""
-    expect(value is None or (math.isfinite(value) and value > 0.0), key, value, "a number > 0", example)
+    ranges.expect_above_zero(f"{_PREFIX}.{key}", value, example)
