@@ -14,7 +14,7 @@ _TYPE = re.compile(r"^Expected an? (?P<kind>.+?)(?:\. Got value: (?P<value>.*))?
 _OPTION = re.compile(r"^(?:Group '(?P<group>[^']+)' does not accept o|O)ption '(?P<key>[^']+)'")
 _RESTRICTED = re.compile(r"^Not of type (?P<kind>\w+): ")
 _REQUIRED = re.compile(r"^the following arguments are required: (?P<keys>.+)$")
-_GIVEN = re.compile(r"\s*Given value type:.*?Given value: (?P<value>.*)$", re.DOTALL)
+_GIVEN = re.compile(r"\nGiven value type:.*?Given value: (?P<value>.*)$", re.DOTALL)
 _UNRECOGNIZED = re.compile(r"^unrecognized arguments: (?P<first>\S+)")
 _UNION = "Does not validate against any of the Union subtypes"
 
@@ -57,7 +57,7 @@ def _told(key: str, detail: str, parser: ArgumentParser) -> str:
         options = " and ".join(f"--{key}" for key in match["keys"].split(", "))
         return f"{options} must be given; --help describes the options."
     if match := _TYPE.match(detail):
-        value = f"is {match['value'].strip()!r}" if match["value"] else "does not fit"
+        value = f"is {_shown(match['value'])}" if match["value"] else "does not fit"
         return f"{key} {value}, but {_kind(match['kind'])} was expected."
     return f"{key}: {detail}" if key else detail
 
@@ -72,7 +72,7 @@ def _told_of_class(key: str, path: str, detail: str) -> str:
 
 def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
     given = _GIVEN.search(detail)
-    value = given["value"].strip() if given else ""
+    value = _shown(given["value"] if given else "")
     listed = _GIVEN.sub("", detail.partition("Errors:\n")[2])
     entries = [_dedent(entry) for entry in re.split(r"(?:^|\n)\s{0,4}- ", listed) if entry.strip()]
     of_class = [entry for entry in entries if _CLASS.match(entry)]
@@ -81,8 +81,8 @@ def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
     matches = [_TYPE.match(entry) or _RESTRICTED.match(entry) for entry in entries]
     kinds = [match["kind"] for match in matches if match]
     if len(kinds) == len(entries):
-        return f"{key} is {value!r}, but {' or '.join(dict.fromkeys(map(_kind, kinds)))} was expected."
-    return f"{key} is {value!r}, which does not fit: {'; '.join(dict.fromkeys(entries))}."
+        return f"{key} is {value}, but {' or '.join(dict.fromkeys(map(_kind, kinds)))} was expected."
+    return f"{key} is {value}, which does not fit: {'; '.join(dict.fromkeys(entries))}."
 
 
 def _unknown(key: str, parser: ArgumentParser) -> str:
@@ -114,6 +114,12 @@ def _kind(kind: str) -> str:
         return f"one of {', '.join(listed)}" if len(listed) > 1 else listed[0]
     name = re.sub(r"^<class '(.+)'>$", r"\1", kind.strip())
     return _KINDS.get(name, name)
+
+
+def _shown(value: str) -> str:
+    """A value as a configuration file has it; the parser shows null in Python's words."""
+    text = value.strip()
+    return "null" if text == "None" else repr(text)
 
 
 def _joined(outer: str, inner: str) -> str:

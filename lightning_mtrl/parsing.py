@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import register_type
 
+from lightning_mtrl.class_options import as_mappings
 from lightning_mtrl.config import ClassSpec, RunConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.messages import readable, with_choices
@@ -95,12 +96,14 @@ def parse_run(
         UserError: for an unknown key, a wrong type or value, a missing file; it names the key.
         SystemExit: with code 0, after --help or --print_config.
     """
+    arguments = as_mappings(arguments, _CLASS_KEYS)
     light = _run_parser(command, description, add_options, classes=False)
     if not any(argument.startswith(_NEEDS_CLASSES) for argument in arguments):
         light.instantiate(parse(light, arguments))
     full = _run_parser(command, description, add_options, classes=True)
     values = parse(full, arguments)
-    plain = json.loads(full.dump(values, format="json"))
+    # What is null stays: left out, it would take the class's own default.
+    plain = json.loads(full.dump(values, format="json", skip_unset=False))
     specs = {key: ClassSpec(plain[key]["class_path"], plain[key].get("init_args", {})) for key in _CLASS_KEYS}
     rest = values.clone()
     for key in _CLASS_KEYS:
@@ -128,7 +131,7 @@ def load_config(*files: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
 def to_yaml(config: RunConfig) -> str:
     """The text of a configuration file that `load_config` reads back to an equal configuration."""
     parser = _run_parser("to_yaml", "", lambda parser: None, classes=False)
-    text: str = parser.dump(parser.parse_object(asdict(config)))
+    text: str = parser.dump(parser.parse_object(asdict(config)), skip_unset=False)
     return text
 
 

@@ -71,14 +71,18 @@ def test_later_files_override_earlier_ones_and_options_override_files(tmp_path: 
 def test_a_later_file_changes_one_argument_and_keeps_the_others(tmp_path: Path) -> None:
     over = "algorithm: {init_args: {improvement: {steps: 7}}}"
     config = load_config(written(tmp_path, "a.yaml", BASE), written(tmp_path, "b.yaml", over))
-    assert config.algorithm.init_args["improvement"] == {"kl_coef": 0.3, "steps": 7}
+    assert config.algorithm.init_args["improvement"] == {
+        "kl_coef": 0.3,
+        "steps": 7,
+        "kl_ceiling": 1.5,
+    }
 
 
 def test_another_class_does_not_inherit_arguments_it_does_not_have(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, "a.yaml", BASE), overrides=["--algorithm", "Uniform"])
     algorithm = build_algorithm(config)
     assert isinstance(algorithm, fake_algorithms.Uniform)
-    assert config.algorithm == ClassSpec("fake_algorithms.Uniform", {"share": 0.5})
+    assert config.algorithm == ClassSpec("fake_algorithms.Uniform", {"share": 0.5, "remark": ""})
 
 
 def test_a_resolved_configuration_is_read_back_equal(tmp_path: Path) -> None:
@@ -94,6 +98,43 @@ def test_no_options_at_all_give_the_defaults() -> None:
     assert config.data == RunConfig().data
     assert config.environment.class_path.endswith(".SuggestedResponse")
     assert isinstance(build_environment(config), SuggestedResponse)
+
+
+NULLABLE = "algorithm.init_args.improvement.kl_ceiling"
+
+
+@pytest.mark.parametrize(
+    ("options", "read"),
+    [
+        ([f"--{NULLABLE}", "null"], None),
+        ([f"--{NULLABLE}=null"], None),
+        (["--algorithm.improvement.kl_ceiling=null"], None),
+        (["--algorithm.improvement={kl_ceiling: null}"], None),
+        (["--algorithm={init_args: {improvement: {kl_ceiling: null}}}"], None),
+        ([f"--{NULLABLE}=null", f"--{NULLABLE}", "2.5"], 2.5),
+    ],
+)
+def test_null_is_null_in_the_arguments_of_a_class_however_it_is_given(
+    tmp_path: Path, options: list[str], read: float | None
+) -> None:
+    config = load_config(written(tmp_path, "base.yaml", BASE), overrides=options)
+    algorithm = build_algorithm(config)
+    assert isinstance(algorithm, fake_algorithms.IterativePPO)
+    assert algorithm.improvement == fake_algorithms.ImprovementConfig(kl_coef=0.3, kl_ceiling=read)
+    assert load_config(written(tmp_path, "resolved.yaml", to_yaml(config))) == config
+
+
+def test_null_in_a_file_does_not_take_the_default_of_the_class(tmp_path: Path) -> None:
+    text = "algorithm: {class_path: IterativePPO, init_args: {improvement: {kl_ceiling: null}}}"
+    algorithm = build_algorithm(load_config(written(tmp_path, "null.yaml", text)))
+    assert isinstance(algorithm, fake_algorithms.IterativePPO)
+    assert algorithm.improvement.kl_ceiling is None
+
+
+@pytest.mark.parametrize("text", ["Note: be kind", "007", "[VIP] customer, please", "- none -", "{a: b"])
+def test_a_text_for_an_argument_of_a_class_arrives_as_it_was_typed(text: str) -> None:
+    config = load_config(overrides=["--algorithm=Uniform", "--algorithm.init_args.remark", text])
+    assert config.algorithm.init_args["remark"] == text
 
 
 def test_a_configuration_made_in_python_builds_the_same_things() -> None:
@@ -171,6 +212,14 @@ def test_a_run_is_named_after_its_last_file_or_its_classes(tmp_path: Path) -> No
         (
             ["--algorithm.init_args.improvement.kl_coef", "much"],
             ["algorithm.init_args.improvement.kl_coef is 'much'", "a number"],
+        ),
+        (
+            ["--algorithm.init_args.improvement.kl_ceiling", "much"],
+            ["algorithm.init_args.improvement.kl_ceiling is 'much'", "a number or null"],
+        ),
+        (
+            ["--algorithm.init_args.improvement.steps", "null"],
+            ["algorithm.init_args.improvement.steps is null", "a whole number"],
         ),
         (["--algorithm.init_args.improvement.steps", "0"], ["improvement.steps is 0"]),
         (["--algorithm=Uniform", "--algorithm.share=2"], ["algorithm.init_args: share is 2.0, above 1"]),

@@ -22,10 +22,12 @@ class ImprovementConfig:
     Attributes:
         kl_coef: weight of the KL term.
         steps: optimizer steps.
+        kl_ceiling: KL at which it stops; null for none.
     """
 
     kl_coef: float = 0.1
     steps: int = 4
+    kl_ceiling: float | None = 1.5
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -54,9 +56,9 @@ class IterativePPO(Algorithm):
 
 
 class Uniform(Algorithm):
-    """Another algorithm, with another argument."""
+    """Another algorithm, with other arguments."""
 
-    def __init__(self, share: float = 0.5) -> None:
+    def __init__(self, share: float = 0.5, remark: str = "") -> None:
         if share > 1:
             raise ValueError(f"share is {share}, above 1")
         self.share = share
