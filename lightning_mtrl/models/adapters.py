@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.models.layers import hidden_states
 from lightning_mtrl.models.logprobs import LogitHead
 from lightning_mtrl.models.merging import merged
 
@@ -133,15 +134,14 @@ class Backbone(nn.Module):
         decoder = self.causal(role).base_model
         if attention_mask.dim() == 3:
             attention_mask = self._square_mask(attention_mask)
-        out = decoder(
+        return hidden_states(
+            decoder,
+            layer,
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             use_cache=False,
-            output_hidden_states=layer is not None,
         )
-        hidden: Tensor = out.last_hidden_state if layer is None else out.hidden_states[layer]
-        return hidden
 
     def causal(self, role: str) -> PreTrainedModel:
         """The causal language model with this role's weights active; "base" is the model without adapters."""
