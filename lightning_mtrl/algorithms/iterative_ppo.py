@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
+from lightning_mtrl.algorithms.critic_inputs import CriticInputs
 from lightning_mtrl.algorithms.diagnostics import diagnose
 from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator
 from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, predict
@@ -101,7 +102,8 @@ class IterativePPO(Algorithm):
 
     def evaluate(self, rollouts: list[Conversation]) -> Signal:
         """EVALUATE: regress Q_i(s, a) on the Monte Carlo returns G of pi_i's responses."""
-        report = fit_critic(self.critic, self.critic_stepper, self.evaluation, self.context)
+        self.inputs = CriticInputs(self.critic, self.context)
+        report = fit_critic(self.inputs, self.critic_stepper, self.evaluation)
         metrics = {**report.metrics(), "q_change": self._q_change()}
         reason = (
             ""
@@ -120,7 +122,7 @@ class IterativePPO(Algorithm):
         context.backbone.copy_role("policy", "reference")
         held_out = self._drawn(data.states(data.validation_conversations))
         before = self.improver.sample(held_out, context.seed + CERTIFICATE_STREAM, role="reference")
-        context.say(diagnose(before, signal, context))
+        context.say(diagnose(before, signal, self.inputs))
         if not signal.trusted:
             context.say(f"No step is taken: {signal.reason}.")
             return Improvement({}, accepted=False)
@@ -165,13 +167,13 @@ class IterativePPO(Algorithm):
 
     def turn_values(self, conversations: list[Conversation]) -> list[list[float]]:
         """Q of each turn."""
-        return [values.tolist() for values in predict(self.critic, conversations, self.context)]
+        return [values.tolist() for values in predict(CriticInputs(self.critic, self.context), conversations)]
 
     def _q_change(self) -> float:
         """Mean |Q_i - Q_{i-1}| on turns of the first iteration's held-out conversations; NaN at first."""
         if not self._probe:
             self._probe = self.context.datamodule.validation_conversations[:64]
-        q = torch.cat(predict(self.critic, self._probe, self.context)).tolist()
+        q = torch.cat(predict(self.inputs, self._probe)).tolist()
         change = float("nan")
         if self._probe_q:
             change = sum(abs(a - b) for a, b in zip(q, self._probe_q, strict=True)) / len(q)

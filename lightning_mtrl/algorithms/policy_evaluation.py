@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lightning_mtrl.algorithms.base import Context
+from lightning_mtrl.algorithms.critic_inputs import CriticInputs, Readable
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
-from lightning_mtrl.batch import ConversationBatch, TurnFeatures, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.calibration import (
     QReport,
@@ -27,8 +26,6 @@ from lightning_mtrl.evaluation.calibration import (
 )
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.objectives import discounted_returns
-
-SCORING_BATCH = 128  # conversations in a pass without gradients
 
 
 @dataclass(frozen=True)
@@ -79,19 +76,18 @@ class EvaluationConfig:
         expect_above_zero("evaluation.max_norm", self.max_norm, 1.0)
 
 
-def fit_critic(critic: QCritic, stepper: Stepper, config: EvaluationConfig, context: Context) -> QReport:
+def fit_critic(inputs: CriticInputs, stepper: Stepper, config: EvaluationConfig) -> QReport:
     """Fit the critic on the training conversations and keep the weights that did best on held-out ones.
 
     Returns:
         The report on held-out conversations.
     """
-    held_out = context.datamodule.validation_conversations
-    training = _training_batches(critic, context)
-    measured = [_readable(critic, batch, context) for _, batch in scoring_batches(held_out, context)]
+    critic, held_out = inputs.critic, inputs.context.datamodule.validation_conversations
+    measured = [batch for _, batch in inputs.batches(held_out)]
     best, best_state, stale = _loss(critic, measured), critic.state(), 0
-    for _ in range(config.epochs):
+    for batches in islice(inputs.epochs(), config.epochs):
         stepper.begin()
-        for batch in training():
+        for batch in batches:
             stepper.step(batch)
         loss = _loss(critic, measured)
         stale = 0 if loss < best else stale + 1
@@ -100,32 +96,11 @@ def fit_critic(critic: QCritic, stepper: Stepper, config: EvaluationConfig, cont
         elif stale >= config.patience:
             break
     critic.load_state(best_state)
-    return measure(critic, held_out, context)
-
-
-def _training_batches(
-    critic: QCritic, context: Context
-) -> Callable[[], Iterable[ConversationBatch | TurnFeatures]]:
-    """Gives the batches of one epoch; what a frozen trunk reads is computed once for all epochs."""
-    if critic.owns_role:
-        return context.datamodule.train_dataloader
-    kept = [_readable(critic, batch, context) for batch in context.datamodule.train_dataloader()]
-    rng = random.Random(context.seed)
-    return lambda: rng.sample(kept, len(kept))
-
-
-def _readable(
-    critic: QCritic, batch: ConversationBatch, context: Context
-) -> ConversationBatch | TurnFeatures:
-    batch = batch.to(context.fabric.device)
-    if critic.owns_role:
-        return batch
-    with context.fabric.autocast():
-        return critic.features(batch)
+    return measure(inputs, held_out)
 
 
 @torch.no_grad()
-def _loss(critic: QCritic, batches: Sequence[ConversationBatch | TurnFeatures]) -> float:
+def _loss(critic: QCritic, batches: Sequence[Readable]) -> float:
     """Mean loss over all turns of the batches."""
     critic.eval()
     turns = [float((batch.turn_weights > 0).sum()) for batch in batches]
@@ -133,24 +108,23 @@ def _loss(critic: QCritic, batches: Sequence[ConversationBatch | TurnFeatures]) 
     return total / max(1.0, sum(turns))
 
 
-def predict(
-    critic: QCritic, conversations: list[Conversation], context: Context
-) -> list[Float[Tensor, " K"]]:
+def predict(inputs: CriticInputs, conversations: list[Conversation]) -> list[Float[Tensor, " K"]]:
     """Q of every turn of each conversation, in the order given."""
     found: dict[int, Tensor] = {}
-    for places, batch in scoring_batches(conversations, context):
-        with context.fabric.autocast():
-            values = critic.values(batch).float().cpu()
+    for places, batch in inputs.batches(conversations):
+        with inputs.context.fabric.autocast():
+            values = inputs.critic.values(batch).float().cpu()
         for row, place in enumerate(places):
             found[place] = values[row][batch.turn_mask[row].cpu()]
     return [found[place] for place in range(len(conversations))]
 
 
 @torch.no_grad()
-def measure(critic: QCritic, conversations: list[Conversation], context: Context) -> QReport:
+def measure(inputs: CriticInputs, conversations: list[Conversation]) -> QReport:
     """Compare the critic's predictions with the Monte Carlo returns of conversations."""
+    critic = inputs.critic
     critic.eval()
-    raw, returns, owner, states = _held_out_pairs(critic, conversations, context)
+    raw, returns, owner, states = _held_out_pairs(inputs, conversations)
     losses = critic.objective.loss(raw, returns)
     constant = critic.objective.constant(returns).expand(len(returns), -1)
     gains = critic.objective.loss(constant, returns) - losses
@@ -171,13 +145,14 @@ def measure(critic: QCritic, conversations: list[Conversation], context: Context
 
 
 def _held_out_pairs(
-    critic: QCritic, conversations: list[Conversation], context: Context
+    inputs: CriticInputs, conversations: list[Conversation]
 ) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, ...]]]:
     """Raw output, return, owner and state of every turn whose return is one of the policy."""
+    critic = inputs.critic
     raws, returns, owners, states = [], [], [], []
-    for places, batch in scoring_batches(conversations, context):
+    for places, batch in inputs.batches(conversations):
         counted = batch.turn_weights > 0
-        with context.fabric.autocast():
+        with inputs.context.fabric.autocast():
             raws.append(critic(batch)[counted].float().cpu())
         returns.append(discounted_returns(batch.turn_rewards, batch.turn_mask, critic.gamma)[counted].cpu())
         owners.append(torch.tensor(places)[:, None].expand(counted.shape)[counted.cpu()])
@@ -191,17 +166,3 @@ def _state_ids(conversation: Conversation, turn: int) -> tuple[int, ...]:
     for earlier in conversation.turns[:turn]:
         ids += [*earlier.response_ids, *earlier.observation_ids]
     return tuple(ids)
-
-
-def scoring_batches(
-    conversations: list[Conversation], context: Context
-) -> list[tuple[list[int], ConversationBatch]]:
-    """Conversations of similar length together, with their places in the list given."""
-    order = sorted(range(len(conversations)), key=lambda place: len(conversations[place].token_ids()))
-    chat, device = context.chat, context.fabric.device
-    found = []
-    for start in range(0, len(order), SCORING_BATCH):
-        places = order[start : start + SCORING_BATCH]
-        batch = collate([conversations[p] for p in places], chat.pad_id, chat.header_ids)
-        found.append((places, batch.to(device)))
-    return found

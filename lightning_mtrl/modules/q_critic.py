@@ -34,7 +34,7 @@ class QCritic(RoleModule):
         role: name of the adapter.
         trunk: "adapter" trains an adapter with the head; "frozen" reads the base as it is. A base that knows
             how people react has what a critic needs in its hidden states, and a head alone needs far fewer
-            conversations; its inputs are computed once (`features`).
+            conversations; its inputs are computed once (`CriticInputs`).
         head_units: units of a hidden layer of the head; 0 for a linear head.
     """
 
@@ -65,17 +65,20 @@ class QCritic(RoleModule):
 
     def forward(self, batch: TokenBatch | TurnFeatures) -> Float[Tensor, "B K O"]:
         """Raw outputs of the head for each response of a batch that has `turn_read` and `turn_end`."""
-        read = batch.features if isinstance(batch, TurnFeatures) else self._read(batch)
+        kept = isinstance(batch, TurnFeatures)
+        read = batch.features if kept else self._at_turns(self.hidden(batch, self.layer), batch)
         raw: Tensor = self.head(self.norm(read))
         return raw
 
     @torch.no_grad()
-    def features(self, batch: ConversationBatch) -> TurnFeatures:
-        """What the head reads of a batch; it stays the same while only the head is trained."""
-        return TurnFeatures(self._read(batch), batch.turn_mask, batch.turn_rewards, batch.turn_weights)
+    def read_base(self, batch: TokenBatch) -> Float[Tensor, "B K H"]:
+        """Hidden states of the frozen base where the head reads; with a frozen trunk, the head's inputs."""
+        hidden = self.backbone.hidden(
+            "base", batch.input_ids, batch.attention_mask, batch.position_ids, self.layer
+        )
+        return self._at_turns(hidden, batch)
 
-    def _read(self, batch: TokenBatch) -> Float[Tensor, "B K H"]:
-        hidden = self.hidden(batch, self.layer)
+    def _at_turns(self, hidden: Float[Tensor, "B T H"], batch: TokenBatch) -> Float[Tensor, "B K H"]:
         places: Tensor = getattr(batch, "turn_read" if self.read == "header" else "turn_end")
         return hidden.gather(1, places[..., None].expand(-1, -1, hidden.size(-1))).float()
 

@@ -21,6 +21,7 @@ from small_models import (
     watched,
 )
 
+from lightning_mtrl.batch import TurnFeatures
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.rollouts.datamodule import RolloutDataModule
@@ -194,7 +195,8 @@ def test_what_a_frozen_trunk_reads_can_be_computed_once() -> None:
     critic = _critic(trunk="frozen", head_units=8, td_lambda=0.5)
     critic.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     batch = conversations_batch(TALKS)
-    features = critic.features(batch)
+    read = critic.read_base(batch)
+    features = TurnFeatures(read, batch.turn_mask, batch.turn_rewards, batch.turn_weights)
     assert len(features) == len(TALKS)
     with torch.no_grad():
         assert torch.equal(critic(features), critic(batch))

@@ -1,0 +1,85 @@
+"""What a Q-critic reads of conversations; where nothing below its head is trained, computed only once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from lightning_mtrl.algorithms.base import Context
+from lightning_mtrl.batch import ConversationBatch, TurnFeatures, collate
+from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.modules.q_critic import QCritic
+
+SCORING_BATCH = 128  # conversations in a pass without gradients
+
+Readable = ConversationBatch | TurnFeatures
+
+
+class CriticInputs:
+    """The inputs of one critic for the conversations of one iteration.
+
+    A critic with a trunk of its own reads tokens. A critic on the frozen base reads hidden states, which
+    are kept for as long as this object lives: fitting, measuring and probing pass over the same
+    conversations, and a pass of the base is most of their work.
+
+    Args:
+        critic: whose inputs these are.
+        context: rollouts, devices and precision.
+    """
+
+    def __init__(self, critic: QCritic, context: Context) -> None:
+        self.critic, self.context = critic, context
+        # By identity, with the conversation, so that no other one can take its place while this lives.
+        self._kept: dict[int, tuple[Conversation, Float[Tensor, "K H"]]] = {}
+
+    def batches(self, conversations: Sequence[Conversation]) -> Iterator[tuple[list[int], Readable]]:
+        """Conversations of similar length together, with their places in the sequence given."""
+        for places in _by_length(conversations):
+            chosen = [conversations[place] for place in places]
+            yield places, self._collated(chosen) if self.critic.owns_role else self.features(chosen)
+
+    def epochs(self) -> Iterator[Iterable[Readable]]:
+        """The training batches of one epoch after another."""
+        loader = self.context.datamodule.train_dataloader()
+        if self.critic.owns_role:
+            while True:
+                yield (batch.to(self.context.fabric.device) for batch in loader)
+        conversations = self.context.datamodule.train_conversations
+        self._keep(conversations)
+        kept = [self.features([conversations[place] for place in places]) for places in loader.sampler]
+        rng = random.Random(self.context.seed)
+        while True:
+            yield rng.sample(kept, len(kept))
+
+    def features(self, conversations: Sequence[Conversation]) -> TurnFeatures:
+        """What the frozen base computes at the critic's reading places; rows in the order given."""
+        self._keep(conversations)
+        batch = self._collated(conversations)
+        rows = [self._kept[id(c)][1] for c in conversations]
+        features = pad_sequence(rows, batch_first=True)
+        return TurnFeatures(features, batch.turn_mask, batch.turn_rewards, batch.turn_weights)
+
+    def _keep(self, conversations: Sequence[Conversation]) -> None:
+        missing = [c for c in conversations if id(c) not in self._kept]
+        for places in _by_length(missing):
+            batch = self._collated([missing[place] for place in places])
+            with torch.no_grad(), self.context.fabric.autocast():
+                read = self.critic.read_base(batch)
+            for row, place in enumerate(places):
+                turns = len(missing[place].turns)
+                self._kept[id(missing[place])] = (missing[place], read[row, :turns])
+
+    def _collated(self, conversations: Sequence[Conversation]) -> ConversationBatch:
+        chat = self.context.chat
+        batch = collate(conversations, chat.pad_id, chat.header_ids)
+        return batch.to(self.context.fabric.device)
+
+
+def _by_length(conversations: Sequence[Conversation]) -> list[list[int]]:
+    order = sorted(range(len(conversations)), key=lambda place: len(conversations[place].token_ids()))
+    return [order[start : start + SCORING_BATCH] for start in range(0, len(order), SCORING_BATCH)]
