@@ -6,7 +6,7 @@ Shape letters: B conversations (or rows), T tokens, K turns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import torch
@@ -98,7 +98,10 @@ class ConversationBatch(TokenBatch):
             collated weigh the same and sum to 1; a turn before an explored one weighs 0, because its
             return is not one of the policy. Rows taken out with `rows` keep their weights, so a loss
             summed over micro-batches is the loss of the whole.
+        conversation_weights: weight of each conversation in a loss over conversations. All of the list that
+            was collated weigh the same and sum to 1; rows taken out with `rows` keep their weights.
         outcome: outcome of each conversation; NaN where it is unknown.
+        group: number of the group of each conversation; those of one group share their initial state.
         ids: the conversations' ids, in row order.
     """
 
@@ -108,8 +111,21 @@ class ConversationBatch(TokenBatch):
     turn_read: Int[Tensor, "B K"]
     turn_rewards: Float[Tensor, "B K"]
     turn_weights: Float[Tensor, "B K"]
+    conversation_weights: Float[Tensor, " B"]
     outcome: Float[Tensor, " B"]
+    group: Int[Tensor, " B"]
     ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ReferencedBatch(ConversationBatch):
+    """Whole conversations that the initial policy has scored, once for all who need it.
+
+    Attributes:
+        reference_logprobs: log-probability in nats of each sampled token under pi_0; 0 elsewhere.
+    """
+
+    reference_logprobs: Float[Tensor, "B T"] = field(kw_only=True)
 
 
 def collate(
@@ -149,7 +165,9 @@ def collate(
         turn_read=_padded([r.reads for r in rows], turns, 0),
         turn_rewards=_padded([c.rewards for c in conversations], turns, 0.0),
         turn_weights=counted / counted.sum().clamp(min=1.0),
+        conversation_weights=torch.full((len(rows),), 1.0 / len(rows)),
         outcome=torch.tensor([float("nan") if c.outcome is None else c.outcome for c in conversations]),
+        group=torch.tensor([c.group for c in conversations]),
         ids=tuple(c.id for c in conversations),
     )
 
@@ -211,6 +229,8 @@ class ImprovementBatch(TokenBatch):
         values: prediction of the value head for it when the responses were scored.
         loss_weights: weight of each sampled token in a loss; they sum to 1 over one optimizer step, so the
             loss does not depend on how the step is cut into micro-batches.
+        turn_index: k on the tokens of the k-th response of the row, 0 elsewhere; None where each run of
+            sampled tokens is one response.
     """
 
     reference_logprobs: Float[Tensor, "B T"]
@@ -218,6 +238,7 @@ class ImprovementBatch(TokenBatch):
     returns: Float[Tensor, "B T"]
     values: Float[Tensor, "B T"]
     loss_weights: Float[Tensor, "B T"]
+    turn_index: Int[Tensor, "B T"] | None = None
 
 
 @dataclass(frozen=True)

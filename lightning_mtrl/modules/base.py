@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -88,6 +88,25 @@ class RoleModule(LightningModule):
         """Log numbers as `phase`/name; in a plain Trainer as in the loop."""
         for name, value in values.items():
             self.log(f"{phase}/{name}", value, batch_size=1)
+
+
+class RatioModule(RoleModule):
+    """A role whose probabilities are compared with those of another one, so it trains without dropout.
+
+    A ratio must compare the same network; with dropout it would differ from 1 where nothing was learned.
+    """
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode, but without dropout."""
+        super().train(mode)
+        for module in self.backbone.modules():
+            if isinstance(module, nn.Dropout):
+                module.eval()
+        return self
+
+    def on_fit_start(self) -> None:
+        """A plain `Trainer` leaves modules in the mode they came in, and another role may need dropout."""
+        self.train()
 
 
 def at_predecessor(hidden: Float[Tensor, "B T H"], batch: TokenBatch) -> Float[Tensor, "N H"]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_mtrl import objectives
 from lightning_mtrl.batch import ImprovementBatch, TokenBatch
 from lightning_mtrl.models.adapters import Backbone
-from lightning_mtrl.modules.base import RoleModule, scored_tokens
+from lightning_mtrl.modules.base import RatioModule, scored_tokens
+from lightning_mtrl.modules.surrogate import ClipTerm
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,15 @@ class KLTerm:
     direction: Literal["reverse", "forward"] = "reverse"
 
 
-class Policy(RoleModule):
+class Policy(RatioModule):
     """A language model trained by clipped policy gradients on responses.
 
     It does not compute advantages; whoever fills an `ImprovementBatch` does.
 
     Args:
         backbone: the shared model.
-        clip_range: half-width of the allowed probability ratio of a token.
+        clip_range: half-width of the allowed probability ratio of a token; or, with all choices, a
+            `ClipTerm`.
         kl: penalty to the reference policy in the loss.
         entropy_coef: weight of the entropy bonus, in reward per nat.
         learning_rate: of AdamW.
@@ -49,7 +51,7 @@ class Policy(RoleModule):
     def __init__(
         self,
         backbone: Backbone,
-        clip_range: float = 0.2,
+        clip_range: float | ClipTerm = 0.2,
         kl: KLTerm | None = None,
         entropy_coef: float = 0.0,
         learning_rate: float = 1e-5,
@@ -57,22 +59,10 @@ class Policy(RoleModule):
         role: str = "policy",
     ) -> None:
         super().__init__(backbone, role, learning_rate, weight_decay)
-        self.clip_range = clip_range
+        self.clip = clip_range if isinstance(clip_range, ClipTerm) else ClipTerm(clip_range)
         self.kl = kl or KLTerm()
         self.kl_coef = self.kl.coef
         self.entropy_coef = entropy_coef
-
-    def train(self, mode: bool = True) -> Self:
-        """Training mode, but without dropout: a ratio of probabilities must compare the same network."""
-        super().train(mode)
-        for module in self.backbone.modules():
-            if isinstance(module, nn.Dropout):
-                module.eval()
-        return self
-
-    def on_fit_start(self) -> None:
-        """A plain `Trainer` leaves modules in the mode they came in, and another role may need dropout."""
-        self.train()
 
     def forward(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
         """Log-probability and entropy in nats of each sampled token; 0 elsewhere."""
@@ -84,12 +74,11 @@ class Policy(RoleModule):
         Source: Schulman et al. 2017 (arXiv:1707.06347), Eq. 7.
         """
         logprobs, entropy = self(batch)
-        surrogate = objectives.clipped_policy_loss(
-            logprobs, batch.behaviour_logprobs, batch.advantages, batch.response_mask, self.clip_range
-        )
+        ratio = self.clip.ratios(logprobs, batch)
         kl = self._kl(logprobs, batch)
+        surrogate = self.clip.losses(ratio, batch)
         loss = self._weighted(surrogate + self.kl_coef * kl - self.entropy_coef * entropy, batch)
-        self._log(loss, logprobs, kl, entropy, batch)
+        self._log(loss, logprobs, ratio, kl, entropy, batch)
         return loss
 
     def _kl(self, logprobs: Float[Tensor, "B T"], batch: ImprovementBatch) -> Float[Tensor, "B T"]:
@@ -106,18 +95,25 @@ class Policy(RoleModule):
 
     @torch.no_grad()
     def _log(
-        self, loss: Tensor, logprobs: Tensor, kl: Tensor, entropy: Tensor, batch: ImprovementBatch
+        self,
+        loss: Tensor,
+        logprobs: Tensor,
+        ratio: Tensor,
+        kl: Tensor,
+        entropy: Tensor,
+        batch: ImprovementBatch,
     ) -> None:
         share = batch.loss_weights.sum().clamp(min=1e-12)
-        ratio = objectives.token_ratio(logprobs, batch.behaviour_logprobs, batch.response_mask)
-        clipped = objectives.is_clipped(ratio, batch.advantages, self.clip_range).float()
+        whole = batch.turn_index is not None
+        by_unit = self.clip.clip_fractions(logprobs, batch) if whole else {}
         self.log_metrics(
             "policy",
             {
-                "loss": loss,
+                "loss": loss / share,
                 "ratio": self._weighted(ratio, batch) / share,
                 "ratio_deviation": torch.where(batch.response_mask, (ratio - 1).abs(), 0.0).max(),
-                "clip_fraction": self._weighted(clipped, batch) / share,
+                "clip_fraction": self._weighted(self.clip.clipped(ratio, batch), batch) / share,
+                **{f"clip_fraction_{unit}": fraction for unit, fraction in by_unit.items()},
                 f"kl_{self.kl.estimator}_{self.kl.direction}": self._weighted(kl, batch) / share,
                 "entropy": self._weighted(entropy, batch) / share,
             },

@@ -50,5 +50,6 @@ class ValueHead(RoleModule):
             self(batch), batch.values, batch.returns, self.clip_range, batch.response_mask
         )
         loss = (batch.loss_weights * losses).sum()
-        self.log_metrics("value", {"loss": loss.detach()})
+        share = batch.loss_weights.sum().clamp(min=1e-12)
+        self.log_metrics("value", {"loss": loss.detach() / share})
         return loss
