@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_mtrl.environments.protocol import Transition as Transition
     from lightning_mtrl.errors import UserError as UserError
     from lightning_mtrl.loop import PolicyIterationLoop as PolicyIterationLoop
+    from lightning_mtrl.modules.implicit_prm import ImplicitPRM as ImplicitPRM
     from lightning_mtrl.modules.policy import Policy as Policy
     from lightning_mtrl.modules.q_critic import QCritic as QCritic
     from lightning_mtrl.parsing import load_config as load_config
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Conversation": "conversation",
     "Environment": "environments.protocol",
+    "ImplicitPRM": "modules.implicit_prm",
     "Message": "conversation",
     "Observation": "environments.protocol",
     "Policy": "modules.policy",

@@ -119,4 +119,5 @@ def top_turn_share(weights: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:
 
 def weight_entropy(weights: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:
     """Entropy of each row's weights in nats: 0 when one turn has all, log K when K turns share evenly."""
-    return torch.special.entr(weights).sum(1)
+    entropy: Tensor = torch.special.entr(weights).sum(1)
+    return entropy
