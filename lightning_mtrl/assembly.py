@@ -14,7 +14,7 @@ from lightning_mtrl.environments.protocol import Environment
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.load import load_model
-from lightning_mtrl.models.tiny import TINY_ADAPTER
+from lightning_mtrl.models.tiny import TINY_MODELS, tiny_model_of
 from lightning_mtrl.parsing import build_algorithm, build_environment
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.datamodule import RolloutDataModule
@@ -66,7 +66,8 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
     # Fresh adapters start from random numbers, and a run that is repeated must start from the same.
     torch.manual_seed(config.seed)
     fabric = _fabric(config, loggers or [])
-    backbone, chat = build_backbone(config.model)
+    tiny = tiny_model_of(environment) if config.model.name == "tiny" else "sales"
+    backbone, chat = build_backbone(config.model, tiny)
     if config.model.quantization == "none":
         backbone.to(fabric.device)
     data = config.data
@@ -102,16 +103,25 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
         tokenizer=chat, batch_size=data.batch_size, validation_share=data.validation_share, seed=config.seed
     )
     context = Context(
-        fabric, backbone, chat, datamodule, sampling, context_length, data.rows, config.loop.max_skipped_steps
+        fabric,
+        backbone,
+        chat,
+        datamodule,
+        sampling,
+        context_length,
+        data.rows,
+        data.group_size,
+        config.loop.max_skipped_steps,
     )
     algorithm.setup(context)
     return Parts(config, environment, collector, validator, context, algorithm)
 
 
-def build_backbone(config: ModelConfig) -> tuple[Backbone, ChatTokenizer]:
+def build_backbone(config: ModelConfig, tiny: str = "sales") -> tuple[Backbone, ChatTokenizer]:
     """Load the base model, and put pi_0 into its role "policy".
 
-    pi_0 is the base itself, or `model.adapter`; `tiny` brings its own.
+    pi_0 is the base itself, or `model.adapter`; `tiny` brings its own. Which embedded model that name
+    stands for is said by `tiny` (see `tiny_model_of`).
     """
     from peft import LoraConfig
 
@@ -121,8 +131,9 @@ def build_backbone(config: ModelConfig) -> tuple[Backbone, ChatTokenizer]:
         dtype=config.dtype,
         gguf_file=config.gguf_file,
         trust_remote_code=config.trust_remote_code,
+        tiny=tiny,
     )
-    adapter = config.adapter or (str(TINY_ADAPTER) if config.name == "tiny" else None)
+    adapter = config.adapter or (str(TINY_MODELS[tiny].adapter) if config.name == "tiny" else None)
     model = loaded.model
     if adapter and config.fine_tuning == "full":
         model, adapter = _merged(model, adapter), None

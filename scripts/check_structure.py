@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("commands",),
     ("loop", "recorder", "assembly", "parsing"),
-    ("algorithms",),
+    ("algorithms", "credit"),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),
     ("conversation", "batch", "config", "messages", "ranges", "errors"),

@@ -31,6 +31,7 @@ class Context:
         sampling: how responses are drawn.
         context_length: tokens that a conversation may hold.
         rows: conversations or responses that are sampled together.
+        group_size: conversations that share an initial state; None where it is not known before they come.
         max_skipped_steps: non-finite steps in a row after which the run stops.
         on_step: called after every optimizer step.
         say: prints a block of text for the person who watches.
@@ -45,6 +46,7 @@ class Context:
     sampling: SamplingConfig
     context_length: int
     rows: int = 256
+    group_size: int | None = None
     max_skipped_steps: int = 10
     on_step: Callable[[], None] = lambda: None
     say: Callable[[str], None] = print

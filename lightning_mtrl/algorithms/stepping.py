@@ -49,8 +49,12 @@ class Stepper:
         Raises:
             UserError: after `max_skipped_steps` steps in a row whose loss or gradient was not finite.
         """
+        return self.step_parts(self._parts(batch))
+
+    def step_parts(self, parts: Iterable[TokenBatch | TurnFeatures]) -> float:
+        """Take one step on parts of a batch, each for one forward pass, whose weights together sum to 1."""
         total = 0.0
-        for part in self._parts(batch):
+        for part in parts:
             with self.fabric.autocast():
                 loss = self.module.training_step(part.to(self.fabric.device), 0)
             self.fabric.backward(loss)

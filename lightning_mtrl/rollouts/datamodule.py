@@ -56,6 +56,7 @@ class RolloutDataModule(LightningDataModule):
 
     Attributes:
         conversations: all rollouts, with ids.
+        usable_conversations: those of them that ended with an outcome: to fit on, or held out.
         train_conversations: those to fit on.
         validation_conversations: those held out.
         dropped: number of conversations in neither, by cause.
@@ -81,6 +82,7 @@ class RolloutDataModule(LightningDataModule):
         self.logs, self.tokenizer = logs, tokenizer
         self.batch_size, self.validation_share, self.seed = batch_size, validation_share, seed
         self.conversations: list[Conversation] = []
+        self.usable_conversations: list[Conversation] = []
         self.train_conversations: list[Conversation] = []
         self.validation_conversations: list[Conversation] = []
         self.dropped: dict[str, int] = {}
@@ -123,6 +125,7 @@ class RolloutDataModule(LightningDataModule):
         causes.update(filter(None, (_unusable(c) for c in self.conversations)))
         self.dropped = dict(sorted(causes.items()))
         usable = [c for c in self.conversations if _unusable(c) is None]
+        self.usable_conversations = usable
         held_out = self._held_out({_owner(c) for c in usable})
         past = [self._with_ids(c) for c in earlier if _unusable(c) is None]
         self.train_conversations = [c for c in [*usable, *past] if _owner(c) not in held_out]

@@ -1,0 +1,87 @@
+"""The settings of ITPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_mtrl.algorithms.mixing import MixingConfig
+from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
+from lightning_mtrl.modules.surrogate import ClipTerm, RatioUnit
+
+
+@dataclass(frozen=True)
+class ITPOConfig(MixingConfig):
+    """What is rewarded, and how the policy steps on it.
+
+    Attributes:
+        process_weight: of the rewards that the credit assigner gives. Published: 5.
+        outcome_weight: of the outcome at the end of the conversation. Published (table 2): 0 with Norm-ITPO,
+            5 with ITPO and PRIME. A common factor of the two is removed by whitening.
+        token_penalty: lambda, what a token of a message after the prompt costs, the user's included.
+            Published: 5e-5 on outcomes in [0, 1].
+        penalty_counts: what the penalty counts: "tokens" of the model, template glue included; "words"
+            between spaces, as in the released code.
+        penalty_in_outcome: as in the released code, the outcome term holds the penalty too, which then
+            counts twice where both weights are above 0.
+        clamp: outcome and penalty are kept within [-1, 1], as published.
+        whiten: scale advantages to mean 0 and variance 1 over all sampled tokens ("token", as in the
+            released code), with every response weighing the same ("turn"), or not ("none").
+        epochs: passes over the conversations of an iteration.
+        minibatch_groups: groups in one optimizer step. Published: 4 groups of 8.
+        micro_batch_size: conversations in one forward pass, at most; null for as many as are of similar
+            length.
+        learning_rate: of the policy's AdamW. Published: 1e-6 or 5e-7, with full fine-tuning.
+        value_learning_rate: of the value head's AdamW, with GAE. Published: 1e-5.
+        value_role: adapter of the value head: "value" for its own, "policy" to read the policy's hidden
+            states.
+        ratio: whose probability ratio is clipped: "token", as in the released code; "turn_product" or
+            "turn_geometric" for a whole response, as the paper argues; "sequence" for the conversation.
+        mean_over: "token", "response" or "conversation": which of them weigh the same in the loss; null for
+            the unit of the ratio.
+        clip_range: how far below 1 a ratio is followed; and above 1 too without `clip_range_high`.
+        clip_range_high: how far above 1; null for as far as below.
+        dual_clip: limit above 1 on the ratio of a negative advantage; null for none. Released code: 3.
+        token_gradient: a response's ratio passes its gradient to each token with that token's own advantage.
+        kl_coef: weight of the KL penalty to pi_0, the initial policy. Published: 1e-3.
+        kl_estimator: per-token estimator: "k1", "k2", "k3" (published), or with the gradient of k2 "k1+",
+            "k3+".
+        entropy_coef: weight of the entropy bonus. Published: 1e-3.
+        max_norm: gradients are scaled down to this norm.
+    """
+
+    epochs: int = 1
+    minibatch_groups: int = 4
+    micro_batch_size: int | None = None
+    learning_rate: float = 1e-5
+    value_learning_rate: float = 1e-4
+    value_role: Literal["value", "policy"] = "policy"
+    ratio: RatioUnit = "token"
+    mean_over: Literal["token", "response", "conversation"] | None = None
+    clip_range: float = 0.2
+    clip_range_high: float | None = None
+    dual_clip: float | None = 3.0
+    token_gradient: bool = False
+    kl_coef: float = 1e-3
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
+    entropy_coef: float = 1e-3
+    max_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "minibatch_groups", "micro_batch_size"):
+            expect_at_least(f"settings.{name}", getattr(self, name), 1, 4)
+        for name in ("learning_rate", "value_learning_rate", "kl_coef", "entropy_coef"):
+            expect_at_least(f"settings.{name}", getattr(self, name), 0, 1e-5)
+        expect_above_zero("settings.max_norm", self.max_norm, 1.0)
+        expect(0.0 < self.clip_range < 1.0, "settings.clip_range", self.clip_range, "in (0, 1)", 0.2)
+        expect_above_zero("settings.clip_range_high", self.clip_range_high, 0.28)
+        limit = self.dual_clip
+        expect(limit is None or limit > 1.0, "settings.dual_clip", limit, "above 1, or null", 3.0)
+
+    @property
+    def clip(self) -> ClipTerm:
+        """The clipped surrogate."""
+        return ClipTerm(
+            self.clip_range, self.clip_range_high, self.dual_clip, self.ratio, self.token_gradient
+        )

@@ -1,0 +1,79 @@
+"""Going through an iteration's rollouts: scoring in passes of similar length, training in steps of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lightning_mtrl.algorithms.base import Context
+from lightning_mtrl.batch import ConversationBatch, TokenBatch
+from lightning_mtrl.modules.base import scored_tokens
+
+TOKENS_IN_PASS = 16384  # padding included, in a pass without gradients
+SHORTEST = 0.75  # of the longest conversation of a pass; the rest of its row is padding
+
+
+@torch.no_grad()
+def token_values(
+    score: Callable[[ConversationBatch], Float[Tensor, "R W"]],
+    role: str,
+    batch: ConversationBatch,
+    context: Context,
+) -> Float[Tensor, "B T"]:
+    """One number for each token of all rollouts, on the CPU.
+
+    The role's adapter is merged meanwhile, and conversations of similar length go through the model together.
+    The cut depends on the lengths alone, so two roles of equal weights get equal numbers.
+
+    Args:
+        score: gives the numbers of some conversations, 0 where there is none; it runs in evaluation mode.
+        role: the role that it reads.
+        batch: on the CPU.
+        context: device, precision and backbone.
+    """
+    values = torch.zeros(batch.input_ids.shape)
+    with context.backbone.sampling(role), context.fabric.autocast():
+        for rows in of_similar_length(batch):
+            found = score(batch.rows(rows).to(context.fabric.device)).float().cpu()
+            values[rows, : found.size(1)] = found
+    return values
+
+
+def role_logprobs(role: str, batch: ConversationBatch, context: Context) -> Float[Tensor, "B T"]:
+    """Log-probability in nats of each sampled token under a role; 0 elsewhere."""
+    backbone = context.backbone
+
+    def score(part: ConversationBatch) -> Tensor:
+        hidden = backbone.hidden(role, part.input_ids, part.attention_mask, part.position_ids)
+        return scored_tokens(backbone, role, hidden, part)[0]
+
+    return token_values(score, role, batch, context)
+
+
+def group_minibatches(
+    batch: ConversationBatch, number: int, generator: torch.Generator
+) -> Iterator[Int[Tensor, " R"]]:
+    """Rows of whole groups, in a new order, `number` groups at a time; the last time may have fewer."""
+    members = batch.group.unique(return_inverse=True)[1]
+    for chosen in torch.randperm(int(members.max()) + 1, generator=generator).split(number):
+        yield torch.isin(members, chosen).nonzero().flatten()
+
+
+def of_similar_length(batch: TokenBatch, rows: int | None = None) -> Iterator[Int[Tensor, " R"]]:
+    """All rows of whole conversations, cut where they differ much in length, the longest first.
+
+    Args:
+        batch: whole conversations.
+        rows: at most so many at a time; by default as many as `TOKENS_IN_PASS` allows.
+    """
+    lengths = batch.attention_mask.sum(1)
+    order = lengths.argsort(descending=True, stable=True)
+    while len(order):
+        longest = int(lengths[order[0]])
+        similar = int((lengths[order] >= SHORTEST * longest).sum())
+        size = min(similar, rows or max(1, TOKENS_IN_PASS // max(1, longest)))
+        yield order[:size]
+        order = order[size:]
