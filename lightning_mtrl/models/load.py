@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.models.tiny import TINY_FOLDER, load_tiny
+from lightning_mtrl.models.tiny import TINY_MODELS, load_tiny
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -54,6 +54,7 @@ def load_model(
     dtype: str = "float32",
     gguf_file: str | None = None,
     trust_remote_code: bool = False,
+    tiny: str = "sales",
 ) -> LoadedModel:
     """Load a model by name; its attention accepts a mask of [B, 1, T, T].
 
@@ -65,6 +66,7 @@ def load_model(
         dtype: of the other weights and of the computation: "float32", "bfloat16" or "float16".
         gguf_file: name of a GGUF file inside the folder or Hub repository.
         trust_remote_code: run Python code that comes with the model.
+        tiny: which embedded model "tiny" stands for, a key of `TINY_MODELS`.
 
     Raises:
         UserError: if the model cannot be found or read, lacks weights, or its tokenizer has no chat template.
@@ -73,9 +75,10 @@ def load_model(
         raise ValueError(f"dtype must be 'float32', 'bfloat16' or 'float16', got {dtype!r}")
     kind: torch.dtype = getattr(torch, dtype)
     if name == "tiny" and quantization == "none":
-        model, tokenizer = load_tiny()
+        model, tokenizer = load_tiny(tiny)
         return LoadedModel(model.to(kind), tokenizer, name)  # type: ignore[arg-type]  # torch.nn's own stub
-    source = _found(name, gguf_file, trust_remote_code)
+    place = TINY_MODELS[tiny].folder if name == "tiny" else Path(name).expanduser()
+    source = _found(name, place, gguf_file, trust_remote_code)
     chat = _tokenizer(source)
     if quantization == "none":
         return LoadedModel(_weights(source, kind), chat, name)
@@ -84,9 +87,8 @@ def load_model(
     return LoadedModel(_weights(source, kind, _nf4(kind)), chat, name)
 
 
-def _found(name: str, gguf_file: str | None, trust_remote_code: bool) -> _Source:
+def _found(name: str, path: Path, gguf_file: str | None, trust_remote_code: bool) -> _Source:
     """Look at what is on the disk; anything else is taken for a Hub id."""
-    path = TINY_FOLDER if name == "tiny" else Path(name).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return _Source(name, str(path.parent), path.name, trust_remote_code)
     if path.is_dir():

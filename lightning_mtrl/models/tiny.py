@@ -1,12 +1,15 @@
-"""The embedded model `tiny`: a Llama of under a million parameters, its tokenizer, and its pi_0.
+"""The embedded models behind the name `tiny`: Llamas of under a million parameters, tokenizers, and pi_0.
 
-The base was trained on scripted conversations of agents of all skills, the customers' words included;
-pi_0 is a LoRA adapter that makes a mediocre agent of it. `scripts/build_tiny.py` rebuilds both.
+There is one for the sales shop and one for the tasks with a withheld fact; an environment says which one
+speaks its language (`tiny_model_of`). Each base was trained on scripted conversations of agents of all
+skills, the users' words included; pi_0 is a LoRA adapter that makes a mediocre agent of it.
+`scripts/build_tiny.py` rebuilds them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +18,34 @@ from lightning_mtrl.errors import UserError
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-TINY_FOLDER = Path(__file__).with_name("tiny_weights")
-TINY_ADAPTER = TINY_FOLDER / "pi_0"
+
+@dataclass(frozen=True)
+class TinyModel:
+    """An embedded model.
+
+    Attributes:
+        folder: its files; the adapter of its pi_0 is in the folder "pi_0" inside.
+        hidden_size, intermediate_size, num_layers, num_heads: the size of its Llama.
+    """
+
+    folder: Path
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+
+    @property
+    def adapter(self) -> Path:
+        """Folder of pi_0."""
+        return self.folder / "pi_0"
+
+
+TINY_MODELS = {
+    "sales": TinyModel(Path(__file__).with_name("tiny_weights"), 128, 320, 3, 8),
+    "tasks": TinyModel(Path(__file__).with_name("tiny_weights_tasks"), 64, 192, 3, 4),
+}
+TINY_FOLDER = TINY_MODELS["sales"].folder
+TINY_ADAPTER = TINY_MODELS["sales"].adapter
 PAD, USER, ASSISTANT, SYSTEM, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
@@ -25,8 +54,28 @@ CHAT_TEMPLATE = (
 )
 
 
-def load_tiny() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """The base model in fp32 and its tokenizer, from the files inside the package.
+def tiny_model_of(environment: object) -> str:
+    """Name of the embedded model that speaks an environment's language.
+
+    It is the environment's class attribute `tiny_model`; "sales" for those that have none.
+
+    Raises:
+        UserError: if there is no embedded model of that name.
+    """
+    name = getattr(environment, "tiny_model", "sales")
+    if name not in TINY_MODELS:
+        raise UserError(
+            f"model.name is 'tiny', but {type(environment).__name__}.tiny_model is {name!r}, and the "
+            f"embedded models are {', '.join(TINY_MODELS)}. Change it, or give another model.name."
+        )
+    return name
+
+
+def load_tiny(name: str = "sales") -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A base model in fp32 and its tokenizer, from the files inside the package.
+
+    Args:
+        name: "sales" or "tasks".
 
     Raises:
         UserError: if the installation lacks the weights.
@@ -34,14 +83,15 @@ def load_tiny() -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
     from transformers.utils import logging as transformers_logging
 
-    if not (TINY_FOLDER / "model.safetensors").is_file():
+    folder = TINY_MODELS[name].folder
+    if not (folder / "model.safetensors").is_file():
         raise UserError(
-            f"model.name is 'tiny', but its weights are not in {TINY_FOLDER}. "
-            f"Install the package again, or rebuild them with: python scripts/build_tiny.py"
+            f"model.name is 'tiny', but its weights are not in {folder}. "
+            f"Install the package again, or rebuild them with: python scripts/build_tiny.py --model {name}"
         )
     transformers_logging.disable_progress_bar()  # a bar that is over at once
-    model = LlamaForCausalLM.from_pretrained(TINY_FOLDER, dtype="float32")
-    return model, PreTrainedTokenizerFast.from_pretrained(TINY_FOLDER)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype="float32")
+    return model, PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def build_tokenizer(texts: Iterable[str], vocabulary: int = 640) -> PreTrainedTokenizerFast:
@@ -68,17 +118,17 @@ def build_tokenizer(texts: Iterable[str], vocabulary: int = 640) -> PreTrainedTo
     return fast
 
 
-def tiny_config(vocabulary: int, pad_id: int, end_id: int) -> LlamaConfig:
-    """The architecture of `tiny`."""
+def tiny_config(size: TinyModel, vocabulary: int, pad_id: int, end_id: int) -> LlamaConfig:
+    """The architecture of an embedded model."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=128,
-        intermediate_size=320,
-        num_hidden_layers=3,
-        num_attention_heads=8,
-        num_key_value_heads=8,
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        num_hidden_layers=size.num_layers,
+        num_attention_heads=size.num_heads,
+        num_key_value_heads=size.num_heads,
         max_position_embeddings=512,
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
         initializer_range=0.06,
