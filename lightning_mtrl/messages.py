@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -66,8 +67,19 @@ def _told_of_class(key: str, path: str, detail: str) -> str:
     # The arguments of a class have a parser of their own, so its name goes with what is wrong.
     if match := _OPTION.match(detail):
         name = _joined(match["group"] or "", match["key"])
-        return f"{key}.init_args.{name} is not an argument of {path}; --{key}.help {path} lists them."
+        near = _known_near(name, _keys(_parser_of(path)), f"{key}.init_args")
+        return (
+            f"{key}.init_args.{name} is not an argument of {path}.{near} --{key}.help {path} explains them."
+        )
     return _told(f"{key}.init_args", detail, ArgumentParser()) + f" (an argument of {path})"
+
+
+def _parser_of(path: str) -> ArgumentParser:
+    """A parser with the arguments of a class that has just been imported."""
+    module, _, name = path.rpartition(".")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(getattr(importlib.import_module(module), name), fail_untyped=False)
+    return parser
 
 
 def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
@@ -86,13 +98,38 @@ def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
 
 
 def _unknown(key: str, parser: ArgumentParser) -> str:
-    known = list(parser.get_defaults(skip_validation=True).keys())
-    close = get_close_matches(key, known, n=1) or [name for name in known if name.endswith(f".{key}")][:1]
-    section = key.rpartition(".")[0]
-    siblings = [name for name in known if section and name.startswith(f"{section}.")]
-    hint = f" Did you mean {close[0]}?" if close else ""
-    listed = siblings or sorted({name.partition(".")[0] for name in known})
-    return f"{key} is not a known key.{hint} There are: {', '.join(listed)}."
+    return f"{key} is not a known key.{_known_near(key, _keys(parser))}"
+
+
+def _known_near(key: str, known: list[str], prefix: str = "") -> str:
+    """The likeliest key, and all keys of the deepest part of `key` that exists.
+
+    Args:
+        key: an unknown one.
+        known: all that there are.
+        prefix: stands before each of them in a configuration.
+    """
+    parts = key.split(".")
+    depth = next(n for n in range(len(parts) - 1, -1, -1) if n == 0 or _below(known, parts[:n]))
+    choices, given = _below(known, parts[:depth]), parts[depth]
+    close = get_close_matches(given, choices, n=1)
+    likely = [".".join([*parts[:depth], name, *parts[depth + 1 :]]) for name in close]
+    likely = [name for name in likely if name in known or _below(known, name.split("."))]
+    likely += [name for name in known if name.endswith(f".{key}")]
+    hint = f" Did you mean {_joined(prefix, likely[0])}?" if likely else ""
+    section = ".".join(([prefix] if prefix else []) + parts[:depth])
+    return f"{hint} {f'{section} has' if section else 'There are'}: {', '.join(choices)}."
+
+
+def _below(known: list[str], section: list[str]) -> list[str]:
+    """Names directly below a section, in order."""
+    size = len(section)
+    split = (name.split(".") for name in known)
+    return sorted({parts[size] for parts in split if len(parts) > size and parts[:size] == section})
+
+
+def _keys(parser: ArgumentParser) -> list[str]:
+    return list(parser.get_defaults(skip_validation=True).keys())
 
 
 _KINDS = {

@@ -10,45 +10,25 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import register_type
 
+from lightning_mtrl.class_lookup import CLASS_KEYS, cannot_find, class_type, missing_class
 from lightning_mtrl.class_options import as_mappings
 from lightning_mtrl.config import ClassSpec, RunConfig
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.messages import readable, with_choices
+from lightning_mtrl.messages import readable
 
 if TYPE_CHECKING:
     from lightning_mtrl.algorithms.base import Algorithm
     from lightning_mtrl.environments.protocol import Environment
 
-# Key of the configuration -> package whose exports have short names, and where its base class stands.
-_CLASS_KEYS = {
-    "environment": ("lightning_mtrl.environments", "lightning_mtrl.environments.protocol", "Environment"),
-    "algorithm": ("lightning_mtrl.algorithms", "lightning_mtrl.algorithms.base", "Algorithm"),
-}
-_NEEDS_CLASSES = ("--print_config", *(f"--{key}.help" for key in _CLASS_KEYS))
-_FAILED_CLASS = re.compile(
-    r'Parser key "(?P<key>\w+)":.*?'
-    r"(?:dot import path string: |given class_path '|Import path (?=\w+\.))(?P<path>[\w.]+)",
-    re.DOTALL,
-)
-
-
-class _AnyEnvironment(Protocol):
-    """`Environment` for jsonargparse, which else refuses a class whose annotations are not the very same."""
-
-    def reset(self, seed: Any) -> Any: ...
-
-    def step(self, response: Any) -> Any: ...
+_NEEDS_CLASSES = ("--print_config", *(f"--{key}.help" for key in CLASS_KEYS))
 
 
 class _Unread:
@@ -61,6 +41,20 @@ class _Unread:
 register_type(
     _Unread, serializer=lambda unread: unread.value, deserializer=_Unread, deserializer_exceptions=()
 )
+
+
+class _CommandParser(ArgumentParser):
+    """A parser that writes out the configuration alone, for any command to read."""
+
+    own_options: frozenset[str] = frozenset()
+
+    def dump(self, namespace: Namespace, *args: Any, **kwargs: Any) -> str:
+        """The text without the command's own options, such as --resume or --output."""
+        kept = namespace.clone()
+        for name in self.own_options:
+            kept.pop(name, None)
+        text: str = super().dump(kept, *args, **kwargs)
+        return text
 
 
 @dataclass(frozen=True)
@@ -96,17 +90,17 @@ def parse_run(
         UserError: for an unknown key, a wrong type or value, a missing file; it names the key.
         SystemExit: with code 0, after --help or --print_config.
     """
-    arguments = as_mappings(arguments, _CLASS_KEYS)
+    arguments = as_mappings(arguments, CLASS_KEYS)
     light = _run_parser(command, description, add_options, classes=False)
     if not any(argument.startswith(_NEEDS_CLASSES) for argument in arguments):
         light.instantiate(parse(light, arguments))
     full = _run_parser(command, description, add_options, classes=True)
     values = parse(full, arguments)
     # What is null stays: left out, it would take the class's own default.
-    plain = json.loads(full.dump(values, format="json", skip_unset=False))
-    specs = {key: ClassSpec(plain[key]["class_path"], plain[key].get("init_args", {})) for key in _CLASS_KEYS}
+    plain = json.loads(full.dump(values, format="json", skip_unset=False, skip_validation=True))
+    specs = {key: ClassSpec(plain[key]["class_path"], plain[key].get("init_args", {})) for key in CLASS_KEYS}
     rest = values.clone()
-    for key in _CLASS_KEYS:
+    for key in CLASS_KEYS:
         rest[key] = None
     built = light.instantiate(rest)
     chosen: dict[str, Any] = {
@@ -175,12 +169,12 @@ def _in_file(parser: ArgumentParser, arguments: Sequence[str]) -> str | None:
 
 
 def _told(error: ArgumentError, parser: ArgumentParser) -> str:
-    return _missing_class(str(error)) or readable(error, parser)
+    return missing_class(str(error)) or readable(error, parser)
 
 
-def command_parser(command: str, description: str) -> ArgumentParser:
+def command_parser(command: str, description: str) -> _CommandParser:
     """An empty parser for a command; its mistakes become `UserError` in `parse`."""
-    return ArgumentParser(
+    return _CommandParser(
         prog=f"python -m lightning_mtrl {command}",
         description=description,
         exit_on_error=False,
@@ -200,14 +194,15 @@ def _run_parser(
     command: str, description: str, add_options: Callable[[ArgumentParser], None], classes: bool
 ) -> ArgumentParser:
     parser = command_parser(command, description)
+    add_options(parser)
+    parser.own_options = frozenset(parser.get_defaults(skip_validation=True).keys())
     parser.add_argument(
         "--config", action="config", help="a YAML file; repeatable, later ones override earlier ones"
     )
-    add_options(parser)
-    parser.add_class_arguments(RunConfig, skip=set(_CLASS_KEYS), as_positional=False)
+    parser.add_class_arguments(RunConfig, skip=set(CLASS_KEYS), as_positional=False)
     defaults = RunConfig()
-    for key in _CLASS_KEYS:
-        kind: Any = _class_type(key) if classes else _Unread
+    for key in CLASS_KEYS:
+        kind: Any = class_type(key) if classes else _Unread
         parser.add_argument(
             f"--{key}",
             type=kind,
@@ -217,53 +212,11 @@ def _run_parser(
     return parser
 
 
-def _exports(key: str) -> tuple[type, dict[str, type]]:
-    package_name, base_module, base_name = _CLASS_KEYS[key]
-    base: type = getattr(importlib.import_module(base_module), base_name)
-    package = importlib.import_module(package_name)
-    exported = {name: getattr(package, name) for name in package.__all__}
-    chosen = {
-        name: value
-        for name, value in exported.items()
-        if inspect.isclass(value) and value is not base and issubclass(value, base)
-    }
-    return base, chosen
-
-
-def _class_type(key: str) -> Any:
-    # A class that implements a protocol has no link to it, so short names need the classes themselves.
-    base, exported = _exports(key)
-    return reduce(or_, [*exported.values(), _AnyEnvironment if key == "environment" else base])
-
-
-def _missing_class(error: str) -> str | None:
-    found = _FAILED_CLASS.search(error)
-    return _cannot_find(found["key"], found["path"]) if found and found["key"] in _CLASS_KEYS else None
-
-
-def _cannot_find(key: str, path: str) -> str | None:
-    base, exported = _exports(key)
-    module_name, _, name = path.rpartition(".")
-    said = f"{key}.class_path is {path!r}"
-    if not module_name:
-        return None if name in exported else with_choices(f"{said}, which names no class", name, exported)
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        return with_choices(f"{said}, which cannot be imported ({error})", name, exported)
-    if not hasattr(module, name):
-        return with_choices(f"{said}, but {module_name} has no {name}", name, exported)
-    found = getattr(module, name)
-    if not (inspect.isclass(found) and issubclass(found, base)):
-        return with_choices(f"{said}, which is no {base.__name__}", name, exported)
-    return None
-
-
 def _build(key: str, spec: ClassSpec) -> Any:
-    if problem := _cannot_find(key, spec.class_path):
+    if problem := cannot_find(key, spec.class_path):
         raise UserError(problem)
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument(f"--{key}", type=_class_type(key), required=True)
+    parser.add_argument(f"--{key}", type=class_type(key), required=True)
     try:
         values = parser.parse_object(
             {key: {"class_path": spec.class_path, "init_args": dict(spec.init_args)}}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import fake_algorithms
 import pytest
+from jsonargparse import ArgumentParser
 
 from lightning_mtrl.config import ClassSpec, RunConfig
 from lightning_mtrl.environments.suggested_response import SuggestedResponse
@@ -262,6 +263,47 @@ def test_files_that_are_missing_or_no_configuration_are_named(tmp_path: Path) ->
         bad = written(tmp_path, "bad.yaml", text)
         with pytest.raises(UserError, match=r"bad\.yaml: "):
             parse_run("fit", "", [f"--config={bad}"])
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("data.nothing.x", "data.nothing.x is not a known key. data has: batch_size, conversations, "),
+        ("data.nothing", "data.nothing is not a known key. data has: batch_size, conversations, "),
+        ("nothing", "nothing is not a known key. There are: algorithm, config, data, "),
+        ("rows", "rows is not a known key. Did you mean data.rows? There are: algorithm, "),
+        (
+            "algorithm.improvement.stepz",
+            "algorithm.init_args.improvement.stepz is not an argument of fake_algorithms.IterativePPO. "
+            "Did you mean algorithm.init_args.improvement.steps? "
+            "algorithm.init_args.improvement has: kl_ceiling, kl_coef, steps.",
+        ),
+        (
+            "algorithm.init_args.improvemnt.steps",
+            "Did you mean algorithm.init_args.improvement.steps? "
+            "algorithm.init_args has: estimator, improvement.",
+        ),
+    ],
+)
+def test_an_unknown_key_is_told_with_the_keys_of_its_place(key: str, expected: str) -> None:
+    assert expected in mistake(f"--{key}=3")
+
+
+def test_printed_configuration_holds_no_options_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed(command: str, *arguments: str) -> str:
+        def add(parser: ArgumentParser) -> None:
+            parser.add_argument(f"--option_of_{command}", type=str, required=command == "collect")
+
+        with pytest.raises(SystemExit) as ended:
+            parse_run(command, "", [*arguments, "--print_config"], add)
+        assert ended.value.code in (0, None)
+        return capsys.readouterr().out
+
+    text = printed("fit", "--seed=7", "--option_of_fit=x")
+    assert "option_of" not in text
+    assert printed("collect", f"--config={written(tmp_path, 'printed.yaml', text)}") == text
 
 
 def test_printed_configuration_holds_every_key_and_can_be_used(
