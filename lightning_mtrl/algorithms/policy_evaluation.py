@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs, Readable
+from lightning_mtrl.algorithms.progress import PhaseProgress
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.conversation import Conversation
@@ -85,11 +86,13 @@ def fit_critic(inputs: CriticInputs, stepper: Stepper, config: EvaluationConfig)
     critic, held_out = inputs.critic, inputs.context.datamodule.validation_conversations
     measured = [batch for _, batch in inputs.batches(held_out)]
     best, best_state, stale = _loss(critic, measured), critic.state(), 0
-    for batches in islice(inputs.epochs(), config.epochs):
+    progress = PhaseProgress("evaluate", "epoch")
+    for batches in progress.over(islice(inputs.epochs(), config.epochs), config.epochs):
         stepper.begin()
         for batch in batches:
             stepper.step(batch)
         loss = _loss(critic, measured)
+        progress.show(held_out_loss=loss, best=min(loss, best))
         stale = 0 if loss < best else stale + 1
         if stale == 0:
             best, best_state = loss, critic.state()

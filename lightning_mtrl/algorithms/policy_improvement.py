@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.estimators import AdvantageEstimator
+from lightning_mtrl.algorithms.progress import PhaseProgress
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ImprovementBatch
@@ -137,11 +138,13 @@ class SingleTurnImprover:
         generator = torch.Generator().manual_seed(self.context.seed)
         self.policy.kl_coef = self.kl_coef if self.config.kl_in == "loss" else 0.0
         history: list[dict[str, float]] = []
-        for number in range(self.config.rounds):
+        progress = PhaseProgress("improve", "round")
+        for number in progress.over(range(self.config.rounds), self.config.rounds):
             drawn = torch.randperm(len(states), generator=generator)[: self.config.states].tolist()
             scored = self.sample([states[i] for i in drawn], self.context.seed + number)
             batch, measured = self.prepare(scored)
             history.append(measured)
+            progress.show(mean_q=measured["q"], kl=measured["kl"])
             if self.config.kl_ceiling is not None and measured["kl"] > self.config.kl_ceiling:
                 break
             self._adapt(measured["kl"])
