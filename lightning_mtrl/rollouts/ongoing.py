@@ -15,6 +15,7 @@ from lightning_mtrl.environments.protocol import Environment, Observation, Trans
 from lightning_mtrl.rollouts.decoding import SampledResponse
 
 TURN_KEYS = ("sent", "reply", "disposition", "outcome")
+FINAL_KEYS = ("tokens", "pivotal_turn")  # of the last transition; kept with the conversation
 
 
 class Chat(Protocol):
@@ -120,12 +121,14 @@ class Ongoing:
         """The finished conversation. It is truncated when the last transition did not terminate it.
 
         The outcome is what the environment gave on the last transition, else the sum of rewards; and
-        None for a truncated conversation whose environment gave none.
+        None for a truncated conversation whose environment gave none. What it gave under `FINAL_KEYS` is in
+        the metadata, next to the hidden "facts" of the first observation.
         """
         outcome = last.info.get("outcome")
         if outcome is None and last.terminated:
             outcome = math.fsum(turn.reward for turn in self.turns)
         metadata: dict[str, Any] = {"facts": dict(self.facts)} if self.facts else {}
+        metadata |= {key: last.info[key] for key in FINAL_KEYS if key in last.info}
         if self.persona is not None:
             metadata["persona"] = self.persona
         return Conversation(
