@@ -21,7 +21,7 @@ from lightning_mtrl.environments.medical_recommendation import (
     MedicalRecommendation,
 )
 from lightning_mtrl.environments.request_dialogue import INVITATION, PLEASED, Case
-from lightning_mtrl.environments.sales_dynamics import FITTING_TIER
+from lightning_mtrl.environments.sales_dynamics import FITTING_TIER, SalesDynamics
 from lightning_mtrl.environments.sales_language import ACT_PHRASES, NEEDS, REPLIES, TIERS
 from lightning_mtrl.environments.suggested_response import SuggestedResponse
 from lightning_mtrl.models.tiny import ASSISTANT, END, USER
@@ -68,22 +68,39 @@ class Recipe(ABC):
         """Chances that show what the base knows."""
 
 
+# A customer who was offered the wrong thing stays more often here than in the shop where the policy learns,
+# so a conversation holds more offers and reactions. In the other shop the base had not found out within
+# 2,900 steps that an offer must fit what was said; here it has after 2,000.
+PATIENT_CUSTOMERS = SalesDynamics(
+    buys_wrong_tier=0.08,
+    states_budget=0.95,
+    hazards=(
+        ("stated", 0.02, 0.06),
+        ("evaded", 0.05, 0.15),
+        ("restated", 0.08, 0.20),
+        ("chatted", 0.08, 0.20),
+        ("puzzled", 0.20, 0.45),
+        ("hesitated", 0.10, 0.25),
+        ("wrong_tier", 0.20, 0.45),
+        ("wrong_need", 0.30, 0.60),
+    ),
+)
+
+
 class SalesRecipe(Recipe):
-    """Suggested Response."""
+    """Suggested Response; the base learns with more patient customers than pi_0."""
 
     model, base_steps, pi_0_steps = "sales", 3200, 80
+    broad = SuggestedResponse(instructions=False, dynamics=PATIENT_CUSTOMERS)
     environment = SuggestedResponse(instructions=False)
 
     def any_agent(self, rng: random.Random, seed: int) -> str:
         """A shop assistant."""
-        return self._play(sales_agents.random_habits(rng), seed)
+        return rendered(sales_agents.play(self.broad, sales_agents.random_habits(rng), seed)[0])
 
     def mediocre_agent(self, seed: int) -> str:
         """One that offers too early."""
-        return self._play(sales_agents.MEDIOCRE, seed)
-
-    def _play(self, habits: sales_agents.Habits, seed: int) -> str:
-        return rendered(sales_agents.play(self.environment, habits, seed)[0])
+        return rendered(sales_agents.play(self.environment, sales_agents.MEDIOCRE, seed)[0])
 
     @torch.no_grad()
     def probe(self, model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
@@ -121,10 +138,11 @@ class SalesRecipe(Recipe):
 
 
 class TasksRecipe(Recipe):
-    """The three tasks with a withheld fact, in turn."""
+    """The three tasks with a withheld fact."""
 
-    model, base_steps, pi_0_steps = "tasks", 3000, 120
+    model, base_steps, pi_0_steps = "tasks", 2200, 120
     environments = (MathTutoring(), DocumentWriting(), MedicalRecommendation())
+    shares = (0, 1, 0, 2)  # adding takes most practice
 
     def any_agent(self, rng: random.Random, seed: int) -> str:
         """An assistant."""
@@ -135,7 +153,7 @@ class TasksRecipe(Recipe):
         return self._play(request_agents.MEDIOCRE, seed)
 
     def _play(self, habits: request_agents.Habits, seed: int) -> str:
-        environment = self.environments[seed % len(self.environments)]
+        environment = self.environments[self.shares[seed % len(self.shares)]]
         return rendered(request_agents.play(environment, habits, seed)[0])
 
     def probe(self, model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
