@@ -61,11 +61,10 @@ def test_the_script_makes_the_shipped_tokenizer_and_the_same_weights_twice(
     for name in ("one", "two"):
         _build(tmp_path / name, "--model", model, "--steps", "3")
     shipped = TINY_MODELS[model].folder
-    assert filecmp.cmp(tmp_path / "one" / "tokenizer.json", shipped / "tokenizer.json", shallow=False)
+    for file in ("tokenizer.json", "config.json"):
+        assert filecmp.cmp(tmp_path / "one" / file, shipped / file, shallow=False)
     for file in ("model.safetensors", "pi_0/adapter_model.safetensors"):
         assert filecmp.cmp(tmp_path / "one" / file, tmp_path / "two" / file, shallow=False)
-    config = LlamaForCausalLM.from_pretrained(tmp_path / "one").config
-    assert config.to_dict() == LlamaForCausalLM.from_pretrained(shipped).config.to_dict()
 
 
 @pytest.mark.rebuild
