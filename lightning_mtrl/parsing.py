@@ -239,6 +239,8 @@ def _instantiate(key: str, values: Namespace) -> Any:
         values[key] = values[key].get("init_args") or parser.get_defaults()[key]
         return parser.instantiate(values)[key]
     except (TypeError, ValueError) as error:
+        if isinstance(error.__cause__, UserError):
+            raise error.__cause__ from None  # told by an argument's own constructor
         raise UserError(f"{key}.init_args: {error} (told by {path})") from error
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import fake_algorithms
 import pytest
@@ -316,3 +317,41 @@ def test_printed_configuration_holds_every_key_and_can_be_used(
     for key in ("run_dir: null", "max_turns: 8", "kl_coef: 0.1", "checkpoint_keep: null", "estimator: gae"):
         assert key in printed
     assert load_config(written(tmp_path, "p.yaml", printed)) == load_config(overrides=["--seed=7"])
+
+
+PARTS = """
+algorithm:
+  class_path: fake_algorithms.Composed
+  init_args:
+    credit: {class_path: fake_algorithms.Shares, init_args: {eta: 0.7}}
+    settings: {kl_coef: 0.3}
+"""
+
+
+def test_files_for_parts_of_an_algorithm_compose_in_any_order(tmp_path: Path) -> None:
+    base = written(tmp_path, "base.yaml", PARTS)
+    credit = written(
+        tmp_path,
+        "credit.yaml",
+        "algorithm: {init_args: {credit: {class_path: fake_algorithms.Tokens}, settings: {steps: 2}}}",
+    )
+    advantage = written(
+        tmp_path,
+        "advantage.yaml",
+        "algorithm: {init_args: {estimator: {class_path: fake_algorithms.Group, init_args: {std: false}}}}",
+    )
+    eta = written(tmp_path, "eta.yaml", "algorithm: {init_args: {credit: {init_args: {eta: 0.1}}}}")
+    for files in ((base, credit, advantage), (base, advantage, credit)):
+        algorithm: Any = build_algorithm(load_config(*files))
+        assert isinstance(algorithm.credit, fake_algorithms.Tokens)
+        assert algorithm.estimator.std is False
+        assert algorithm.settings == fake_algorithms.ImprovementConfig(kl_coef=0.3, steps=2)
+    kept: Any = build_algorithm(load_config(base, eta))
+    assert kept.credit.eta == 0.1
+    assert kept.settings.kl_coef == 0.3
+
+
+def test_what_a_part_refuses_is_told_as_it_said_it(tmp_path: Path) -> None:
+    base = written(tmp_path, "base.yaml", PARTS)
+    said = "credit.init_args.eta is 0.0, but it must be above 0."
+    assert mistake(f"--config={base}", "--algorithm.credit.eta=0") == said

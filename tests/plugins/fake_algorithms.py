@@ -64,6 +64,46 @@ class Uniform(Algorithm):
         self.share = share
 
 
+class Credit:
+    """The base class of one kind of part."""
+
+
+class Shares(Credit):
+    """A part with an argument that it may refuse."""
+
+    def __init__(self, eta: float = 0.4) -> None:
+        if eta <= 0:
+            raise UserError(f"credit.init_args.eta is {eta}, but it must be above 0.")
+        self.eta = eta
+
+
+class Tokens(Credit):
+    """Another part of that kind, without arguments."""
+
+
+class Estimator:
+    """The base class of another kind of part."""
+
+
+class Group(Estimator):
+    """A part."""
+
+    def __init__(self, std: bool = True) -> None:
+        self.std = std
+
+
+class Composed(Algorithm):
+    """An algorithm of parts that are classes themselves."""
+
+    def __init__(
+        self,
+        credit: Credit | None = None,
+        estimator: Estimator | None = None,
+        settings: ImprovementConfig = ImprovementConfig(),
+    ) -> None:
+        self.credit, self.estimator, self.settings = credit, estimator, settings
+
+
 class NoAlgorithm:
     """Is importable and wrong."""
 
