@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -225,7 +226,7 @@ def test_differences_of_q_telescope_to_the_outcome() -> None:
     for row, rewards in enumerate(per_turn(found, rollouts)):
         outcome = rollouts.batch.outcome[row].item()
         known = [0.0, *q[row, : len(rewards) - 1].tolist(), outcome]
-        assert rewards == pytest.approx([b - a for a, b in zip(known, known[1:], strict=False)], abs=1e-5)
+        assert rewards == pytest.approx([b - a for a, b in pairwise(known)], abs=1e-5)
 
 
 def test_a_q_critic_needs_conversations_that_are_held_out_and_rewards_that_are_the_outcome() -> None:
@@ -263,8 +264,8 @@ def test_outcomes_that_cannot_be_learned_or_shared_are_refused_before_anything_m
     ):
         context = context_for(talks)
         assigner.setup(context)
+        rollouts = fresh(context)
         with watched(context.backbone) as moved, pytest.raises(UserError, match=message):
-            rollouts = fresh(context)
             assigner.fit(rollouts.batch, rollouts.conversations)
         assert moved["prm"] == []
     found, rollouts = assigned(credit.ITPO(credit.PRMConfig(loss="pairwise", learning_rate=1e-2)), too_large)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +22,12 @@ from small_models import (
 from torch.distributions import Categorical
 from torch.utils.data import DataLoader
 
+from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.modules.surrogate import MEAN_OVER, ClipTerm
+from lightning_mtrl.objectives import token_weights
 
 TALKS = some_talks(6)
 
@@ -75,6 +80,111 @@ def test_the_surrogate_is_clipped_where_it_would_promise_too_much(
     ratio: float, advantage: float, loss: float
 ) -> None:
     assert _loss(ratio, advantage) == pytest.approx(loss, abs=1e-5)
+
+
+RATIOS = ["token", "turn_product", "turn_geometric", "sequence"]
+
+
+def _policy(**clip: Any) -> Policy:
+    policy = Policy(small_backbone(["policy"]), ClipTerm(**clip))
+    policy.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+    return policy
+
+
+def _gradient(policy: Policy, batch: ImprovementBatch) -> torch.Tensor:
+    policy.zero_grad()
+    policy.training_step(batch).backward()
+    return torch.cat([p.grad.flatten() for p in policy.own_parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("token_gradient", [False, True])
+@pytest.mark.parametrize("ratio", RATIOS)
+def test_at_the_behaviour_policy_every_ratio_has_the_mean_advantage_and_its_gradient(
+    ratio: str, token_gradient: bool
+) -> None:
+    """Value minus mean A; gradient of -A log pi, over the tokens of a unit or over their mean."""
+    policy = _policy(ratio=ratio, token_gradient=token_gradient)
+    whole = conversations_batch(TALKS)
+    advantages = torch.where(whole.response_mask, whole.outcome[:, None] - 0.3, 0.0)
+    weights = token_weights(whole.response_mask, MEAN_OVER[ratio], whole.turn_index)
+    with torch.no_grad():
+        logprobs = policy(whole)[0]
+    batch = improvement_batch(
+        TALKS,
+        advantages=advantages,
+        behaviour_logprobs=logprobs,
+        loss_weights=weights,
+        turn_index=whole.turn_index,
+    )
+    assert policy.training_step(batch).item() == pytest.approx(-(weights * advantages).sum().item(), abs=1e-5)
+    got = _gradient(policy, batch)
+    unit = whole.turn_index if ratio == "turn_product" and not token_gradient else None
+    lengths = torch.ones_like(weights)
+    if unit is not None:
+        # All tokens of a response move its product, so each counts as often as there are terms.
+        counts = (unit[:, :, None] == unit[:, None, :]).sum(2)
+        lengths = torch.where(whole.response_mask, counts, 1).float()
+    policy.zero_grad()
+    plain = -(weights * lengths * advantages * policy(whole)[0]).sum()
+    plain.backward()
+    wanted = torch.cat([p.grad.flatten() for p in policy.own_parameters() if p.grad is not None])
+    assert torch.allclose(got, wanted, atol=1e-5)
+
+
+def test_one_token_responses_have_one_ratio_whatever_the_unit() -> None:
+    short = [talk("a", [[END]], [1.0]), talk("b", [[11]], [0.0])]
+    shift = torch.zeros(conversations_batch(short).input_ids.shape)
+    losses = []
+    for ratio in RATIOS:
+        policy = _policy(ratio=ratio)
+        with torch.no_grad():
+            logprobs = policy(conversations_batch(short))[0]
+        shift[:, 4] = torch.tensor([0.5, -0.1])
+        batch = improvement_batch(short, behaviour_logprobs=logprobs - shift)
+        losses.append(policy.training_step(batch).item())
+    # Ratios e^0.5 (clipped at 1.2) and e^-0.1, advantage 1.
+    assert losses == pytest.approx([-(1.2 + math.exp(-0.1)) / 2] * 4, abs=1e-5)
+
+
+def test_ranges_below_and_above_one_and_the_dual_clip_are_followed() -> None:
+    for advantage, shift, settings, wanted in (
+        (1.0, 0.5, {"low": 0.2, "high": 0.28}, -1.28),
+        (-1.0, -0.5, {"low": 0.1, "high": 0.28}, 0.9),
+        (-1.0, 3.0, {"dual": 3.0}, 3.0),
+        (-1.0, 3.0, {}, math.exp(3.0)),
+    ):
+        policy = _policy(**settings)
+        with torch.no_grad():
+            logprobs = policy(conversations_batch(TALKS))[0]
+        mask = conversations_batch(TALKS).response_mask
+        batch = improvement_batch(
+            TALKS, behaviour_logprobs=logprobs - shift * mask, advantages=advantage * mask
+        )
+        assert policy.training_step(batch).item() == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_clip_fraction_is_told_by_unit() -> None:
+    """Tokens at 1.1 are inside the range, and the product over a response of 2 or 3 is not always."""
+    policy = Policy(small_backbone(["policy"]), ClipTerm(0.2, ratio="turn_product"))
+    seen: dict[str, float] = {}
+    policy.log = lambda name, value, **kwargs: seen.update({name: float(value)})  # type: ignore[method-assign]
+    talks = [talk("two", [[11, END]], [1.0]), talk("one", [[END], [8, 5, END]], [0.0, 0.0])]
+    whole = conversations_batch(talks)
+    with torch.no_grad():
+        logprobs = policy(whole)[0]
+    shift = math.log(1.1) * whole.response_mask
+    weights = token_weights(whole.response_mask, "response", whole.turn_index)
+    batch = improvement_batch(
+        talks, behaviour_logprobs=logprobs - shift, loss_weights=weights, turn_index=whole.turn_index
+    )
+    policy.training_step(batch)
+    # 1.21 and 1.331 of three responses.
+    assert seen["policy/clip_fraction"] == pytest.approx(2 / 3)
+    assert seen["policy/clip_fraction_turn"] == pytest.approx(2 / 3)
+    assert seen["policy/clip_fraction_token"] == 0.0
+    seen.clear()
+    policy.training_step(replace(batch, turn_index=None))
+    assert "policy/clip_fraction_turn" not in seen
 
 
 def test_the_kl_penalty_and_the_entropy_bonus_have_their_weights() -> None:
