@@ -137,6 +137,7 @@ class Recorder:
             **validation.row(),
             "kl": improvement.metrics.get("kl") if improvement else 0.0,
             "q_loss": found.get("q_loss"),
+            "prm_loss": found.get("prm_loss"),
             "calibration_error": found.get("calibration_error"),
             "accepted": improvement.accepted if improvement else None,
             "gain": improvement.metrics.get("gain") if improvement else None,

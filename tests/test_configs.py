@@ -40,8 +40,8 @@ SMALL = [
 ]
 ROW = {
     "iteration", "success_rate", "success_rate_interval", "mean_return", "mean_return_interval", "turns",
-    "tokens", "conversations", "truncated", "dropped", "kl", "q_loss", "calibration_error", "accepted",
-    "gain", "seconds",
+    "tokens", "conversations", "truncated", "dropped", "kl", "q_loss", "prm_loss", "calibration_error",
+    "accepted", "gain", "seconds",
 }  # fmt: skip
 
 

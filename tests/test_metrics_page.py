@@ -24,6 +24,7 @@ ITERATIVE_PPO = [
     "--algorithm.improvement.certificate_states=8",
     "--algorithm.estimator=GAE",
 ]
+ITPO = ["--data.conversations=48", "--algorithm.settings.minibatch_groups=2"]
 OUTCOME_ONLY = ["--algorithm=OutcomeOnly", "--algorithm.settings.epochs=1", "--data.conversations=48"]
 
 
@@ -34,10 +35,10 @@ def names_on_the_page(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs through the command line, which log every name between them."""
+    """Runs through the command line, which log every name between them."""
     folders = []
-    for name, options in (("ppo", ITERATIVE_PPO), ("outcome", OUTCOME_ONLY)):
-        folders.append(tmp_path_factory.mktemp(name) / "run")
+    for config, options in (("quickstart", ITERATIVE_PPO), ("quickstart", OUTCOME_ONLY), ("itpo", ITPO)):
+        folders.append(tmp_path_factory.mktemp(config) / "run")
         sizes = ["--loop.iterations=1", "--validation.conversations=16", f"--run_dir={folders[-1]}"]
         done = subprocess.run(
             [
@@ -45,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
                 "-m",
                 "lightning_mtrl",
                 "fit",
-                "--config=configs/quickstart.yaml",
+                f"--config=configs/{config}.yaml",
                 *sizes,
                 *options,
             ],
