@@ -30,7 +30,7 @@ class Habits:
 
     ask_need: float = 0.08
     ask_budget: float = 0.2
-    chat: float = 0.18
+    chat: float = 0.12
     abstain: float = 0.02
     informed: float = 1.0
     plans: bool = False

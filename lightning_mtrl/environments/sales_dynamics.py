@@ -55,7 +55,7 @@ class SalesDynamics:
         ("chatted", 0.08, 0.20),
         ("puzzled", 0.20, 0.45),
         ("hesitated", 0.10, 0.25),
-        ("wrong_tier", 0.60, 0.85),
+        ("wrong_tier", 0.80, 0.95),
         ("wrong_need", 0.45, 0.80),
     )
 
