@@ -123,7 +123,8 @@ def main() -> None:
         tokenizer = PreTrainedTokenizerFast.from_pretrained(output)
     else:
         rng = random.Random(2)
-        tokenizer = build_tokenizer([recipe.any_agent(rng, seed) for seed in range(2000)])
+        texts = [recipe.any_agent(rng, seed) for seed in range(2000)]
+        tokenizer = build_tokenizer(texts, recipe.vocabulary)
         model = train_base(recipe, tokenizer, arguments.steps or recipe.base_steps, arguments.log_every)
         model.save_pretrained(output)
         tokenizer.save_pretrained(output)

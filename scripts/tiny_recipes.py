@@ -47,11 +47,13 @@ class Recipe(ABC):
 
     Attributes:
         model: its name in `TINY_MODELS`.
+        vocabulary: tokens at most; enough for every word of its conversations.
         base_steps: optimizer steps of the base.
         pi_0_steps: optimizer steps of the adapter.
     """
 
     model: str
+    vocabulary: int
     base_steps: int
     pi_0_steps: int
 
@@ -90,7 +92,7 @@ PATIENT_CUSTOMERS = SalesDynamics(
 class SalesRecipe(Recipe):
     """Suggested Response; the base learns with more patient customers than pi_0."""
 
-    model, base_steps, pi_0_steps = "sales", 3200, 80
+    model, vocabulary, base_steps, pi_0_steps = "sales", 640, 3200, 80
     broad = SuggestedResponse(instructions=False, dynamics=PATIENT_CUSTOMERS)
     environment = SuggestedResponse(instructions=False)
 
@@ -140,7 +142,7 @@ class SalesRecipe(Recipe):
 class TasksRecipe(Recipe):
     """The three tasks with a withheld fact."""
 
-    model, base_steps, pi_0_steps = "tasks", 2200, 120
+    model, vocabulary, base_steps, pi_0_steps = "tasks", 1024, 2200, 120
     environments = (MathTutoring(), DocumentWriting(), MedicalRecommendation())
     shares = (0, 1, 0, 2)  # adding takes most practice
 

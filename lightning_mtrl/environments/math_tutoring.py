@@ -11,7 +11,7 @@ from typing import Any
 from lightning_mtrl.environments.request_dialogue import Case, Move, Prospects, RequestDialogue
 from lightning_mtrl.environments.word_problems import WordProblem, word_problem
 
-ITEMS = ("pens", "books", "cups", "coins", "keys", "bags")
+ITEMS = ("pens", "books", "cups", "coins")
 NUMBERS = tuple(range(2, 10))
 NATURAL_SAMPLE = 64  # word problems over which the optimum of size "natural" is a mean
 

@@ -56,7 +56,7 @@ def random_habits(rng: random.Random) -> Habits:
         asks=rng.choice((0.0, 0.1, 0.5)),
         right_question=rng.choice((0.25, 0.6, 1.0)),
         early=rng.choice((0.0, 0.1)),
-        informed=rng.choice((1.0, 1.0, 1.0, 0.5)),
+        informed=rng.choice((1.0, 0.7)),
         guesses=rng.random(),
     )
 
@@ -138,7 +138,7 @@ def vague_delivery(case: Case) -> str:
     if isinstance(case, Complaint):
         return f"It is a {case.organ} problem."
     assert isinstance(case, ShortLetter)
-    return f"Hello {case.name}, this is a note"
+    return f"Hello {case.name}, good luck"
 
 
 def play(

@@ -19,10 +19,10 @@ from lightning_mtrl.environments.protocol import Observation, Optimum, Transitio
 SOLVED = 0.5  # an outcome above this counts as a success
 
 DECLINES = "No more questions, please."
-INVITATION = "Do you have a question?"
-SMALL_TALK = ("One moment.", "Let me see.", "I am listening.")
+INVITATION = "Any question?"
+SMALL_TALK = ("One moment.", "Let me see.", "Hm.")
 PLEASED, DISPLEASED = "Great, thanks!", "That is not it."
-AGENT_SMALL_TALK = ("Take your time.", "I see.", "All right.")
+AGENT_SMALL_TALK = ("Sure.", "I see.", "All right.")
 
 
 class Move(NamedTuple):
@@ -124,11 +124,12 @@ class RequestDialogue(ABC):
        delivery most (the first such turn).
     2. outcome above 0.5 and nothing was told (a lucky guess), or an outcome of at most 0.5 where what was
        told allows more (a slip): the turn of the delivery.
-    3. otherwise too little was told. If the user has no answers left: the last turn that spent one without
-       learning anything new. If answers were left but the invitation was answered with something other than
-       a question: that turn. Else the turn of the delivery, which came too early.
+    3. otherwise too little was told. If nothing had been asked when the invitation was answered with
+       something else: that turn. Else, if the user has no answers left: the last turn that spent one without
+       learning anything new. Else the turn of the delivery, which came too early.
 
-    In successes it is the turn to praise most, in failures the turn to blame most.
+    In successes it is the turn to praise most, in failures the turn to blame most. In size "tiny" it is the
+    turn in which the exact chance of success of the mediocre scripted agent changes most.
 
     Args:
         size: "tiny" for a model trained from scratch on such talk, "natural" for a real chat model.
@@ -225,10 +226,9 @@ class RequestDialogue(ABC):
             return self._decisive_turn()
         if outcome > SOLVED or allowed > SOLVED:
             return self.turn
-        if not self.questions_left and self._wasted:
-            return self._wasted[-1]
-        ignored = self.invited_turn < self.turn and self.invited_turn not in self._asked
-        return self.invited_turn if ignored and self.questions_left else self.turn
+        if self.invited_turn < self.turn and not any(turn <= self.invited_turn for turn in self._asked):
+            return self.invited_turn
+        return self._wasted[-1] if self._wasted and not self.questions_left else self.turn
 
     def _decisive_turn(self) -> int:
         """The turn whose question raised the prospects most."""

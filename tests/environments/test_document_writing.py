@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from request_conversations import check_course, hold, shares_of
+from request_conversations import check_course, check_pivotal_turns, hold, shares_of
 
 from lightning_mtrl.environments import DocumentWriting
 from lightning_mtrl.environments.document_texts import KINDS, LETTERS, NAMES, TONES
@@ -14,7 +14,7 @@ from lightning_mtrl.environments.request_dialogue import SOLVED, Move, Patience
 
 FUNNY = ShortLetter("Tom", "reminder", "funny", "tone")
 RIGHT = "Hey Tom, the library misses its old book"
-VAGUE = "Hello Tom, this is a note"
+VAGUE = "Hello Tom, good luck"
 
 
 class Funny(DocumentWriting):
@@ -94,6 +94,10 @@ def test_greed_writes_one_letter_in_four() -> None:
     assert math.isclose(optimum.success_rate, 1.0)
     assert math.isclose(optimum.greedy_success_rate, 0.25)
     assert 0.25 < optimum.greedy_return < 0.4
+
+
+def test_the_pivotal_turn_changes_the_chance_of_success_most() -> None:
+    check_pivotal_turns(DocumentWriting(), luck=1 / 4)
 
 
 def test_simulated_agents_reach_the_exact_values() -> None:

@@ -4,7 +4,7 @@ import builtins
 from typing import Any
 
 import pytest
-from request_conversations import check_course, hold, shares_of
+from request_conversations import check_course, check_pivotal_turns, hold, shares_of
 
 from lightning_mtrl.environments import MathTutoring
 from lightning_mtrl.environments.math_tutoring import BlankedProblem, Sum, is_answer, stated_answer
@@ -95,6 +95,10 @@ def test_greed_is_worth_an_eighth() -> None:
     optimum = MathTutoring().optimum(0.9)
     assert (optimum.success_rate, optimum.mean_return) == (1.0, 0.9)
     assert (optimum.greedy_success_rate, optimum.greedy_return) == (0.125, 0.125)
+
+
+def test_the_pivotal_turn_changes_the_chance_of_success_most() -> None:
+    check_pivotal_turns(MathTutoring(), luck=1 / 8)
 
 
 def test_simulated_agents_reach_the_exact_values() -> None:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from request_conversations import check_course, hold, shares_of
+from request_conversations import check_course, check_pivotal_turns, hold, shares_of
 
 from lightning_mtrl.environments import MedicalRecommendation
 from lightning_mtrl.environments.medical_recommendation import FAMILIES, ORGAN_OF, Complaint
@@ -99,6 +99,10 @@ def test_greed_gets_the_organ_and_one_illness_in_five() -> None:
     assert (optimum.success_rate, optimum.mean_return) == (1.0, 0.9)
     assert optimum.greedy_success_rate == 0.2
     assert math.isclose(optimum.greedy_return, 0.4)
+
+
+def test_the_pivotal_turn_changes_the_chance_of_success_most() -> None:
+    check_pivotal_turns(MedicalRecommendation(), luck=1 / 5)
 
 
 def test_simulated_agents_reach_the_exact_values() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import random
 from collections.abc import Sequence
 
 from lightning_mtrl.environments.protocol import Transition
-from lightning_mtrl.environments.request_agents import MEDIOCRE, PLANNER, Habits, play
+from lightning_mtrl.environments.request_agents import MEDIOCRE, PLANNER, Habits, ScriptedAgent, play
 from lightning_mtrl.environments.request_dialogue import INVITATION, RequestDialogue
 
 GREEDY = Habits(asks=0.0, asks_invited=0.0, early=1.0, guesses=1.0)
@@ -53,6 +56,42 @@ def shares_of(environment: RequestDialogue, number: int = 4000) -> None:
     assert optimum.mean_return - optimum.greedy_return > 0.4
     mediocre = _mean_outcome(environment, MEDIOCRE, number, solved=True)
     assert 0.1 < mediocre / optimum.success_rate < 0.4
+
+
+def check_pivotal_turns(environment: RequestDialogue, luck: float, number: int = 600) -> None:
+    """The pivotal turn is that of the largest change of the exact chance of success of the mediocre agent.
+
+    `luck` is the chance that one of its guesses is right; what it says when it stays vague never is.
+    """
+    for seed in range(number):
+        agent = ScriptedAgent(MEDIOCRE, random.Random(seed))
+        environment.reset(seed)
+        plan = (environment.invited_turn, environment.last_turn)
+        chances = [_chance(plan, luck, 1, environment.questions_left, False)]
+        while True:
+            step = environment.step(agent.respond(environment))
+            if step.terminated:
+                break
+            told = bool(environment.told)
+            chances.append(_chance(plan, luck, environment.turn + 1, environment.questions_left, told))
+        chances.append(float(step.info["outcome"] > 0.5))
+        changes = [abs(after - before) for before, after in itertools.pairwise(chances)]
+        assert step.info["pivotal_turn"] == 1 + changes.index(max(changes))
+
+
+def _chance(plan: tuple[int, int], luck: float, turn: int, left: int, told: bool) -> float:
+    """Chance of success of `MEDIOCRE` before its response number `turn`, for a user of one question."""
+    invited, last = plan
+    delivers = MEDIOCRE.informed if told else MEDIOCRE.guesses * luck
+    if turn == last:
+        return delivers
+    later = functools.partial(_chance, plan, luck, turn + 1)
+    right = MEDIOCRE.right_question
+    asks = right * later(0, True) + (1 - right) * later(0, told) if left else 0.0
+    if turn == invited and left:
+        return MEDIOCRE.asks_invited * asks + (1 - MEDIOCRE.asks_invited) * later(left, told)
+    share = MEDIOCRE.asks if left else 0.0
+    return MEDIOCRE.early * delivers + share * asks + (1 - MEDIOCRE.early - share) * later(left, told)
 
 
 def _mean_outcome(environment: RequestDialogue, habits: Habits, number: int, solved: bool = False) -> float:
