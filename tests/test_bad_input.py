@@ -174,8 +174,9 @@ def test_a_context_shorter_than_the_first_prompt(
 ) -> None:
     (tmp_path / "c.yaml").write_text("seed: 1\n")
     told = mistake(*command, "--model.context_length=30")
-    assert "context_length is 30, but the first prompt of conversation" in told
-    assert "was expected. Raise context_length, or lower max_response_tokens." in told
+    assert told.startswith("error: model.context_length is 30, but the first prompt of conversation")
+    assert "was expected. Raise model.context_length, or lower data.max_response_tokens." in told
+    assert list(tmp_path.glob("runs/*")) == [], "a run that measured nothing left a folder"
 
 
 def test_a_context_longer_than_the_model_was_made_for(mistake: Mistake) -> None:

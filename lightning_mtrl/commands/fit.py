@@ -48,7 +48,13 @@ def _start(config: RunConfig, name: str) -> None:
     except BaseException:
         folder.discard()
         raise
-    loop.run()
+    try:
+        loop.run()
+    except UserError:
+        # Such as a prompt that does not fit, which only shows when the first conversation begins.
+        if not folder.has_results:
+            folder.discard()
+        raise
 
 
 def _resume(config: RunConfig, folder: RunFolder) -> None:

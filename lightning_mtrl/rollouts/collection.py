@@ -138,9 +138,9 @@ class Collection:
             return True
         if not self._sampled_any:
             raise UserError(
-                f"context_length is {limit}, but the first prompt of conversation {ongoing.id} has "
+                f"model.context_length is {limit}, but the first prompt of conversation {ongoing.id} has "
                 f"{len(ongoing.unsaid)} tokens and a response needs up to {self._room} more, so at least "
-                f"{needed} was expected. Raise context_length, or lower max_response_tokens."
+                f"{needed} was expected. Raise model.context_length, or lower data.max_response_tokens."
             )
         self._drop("the first prompt does not fit the context")
         return False

@@ -63,6 +63,11 @@ class RunFolder:
         shutil.rmtree(self.path)
 
     @property
+    def has_results(self) -> bool:
+        """Whether a policy has been measured, so that there is something to keep."""
+        return self.summary.is_file()
+
+    @property
     def config(self) -> Path:
         """The resolved configuration, enough to repeat the run."""
         return self.path / "config.yaml"

@@ -18,7 +18,10 @@ Started = list[tuple[RunConfig, RunFolder]]
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
-    """The loops that were run, in an empty working folder; a seed of 13 cannot be assembled."""
+    """The loops that were run, in an empty working folder.
+
+    A seed of 13 cannot be assembled, 14 fails before pi_0 is measured, 15 after it.
+    """
     fake_algorithms.install(monkeypatch)
     monkeypatch.chdir(tmp_path)
     runs: Started = []
@@ -31,6 +34,12 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
                 raise UserError("model.name is 'nowhere', which is no model")
 
         def run(self) -> None:
+            config, folder = self.given
+            folder.metrics.write_text("begun")
+            if config.seed == 15:
+                folder.summary.write_text("measured")
+            if config.seed in (14, 15):
+                raise UserError("model.context_length is 3, which is too short")
             runs.append(self.given)
 
     loop = ModuleType("lightning_mtrl.loop")
@@ -64,6 +73,16 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
     assert cli.main(["fit", "--seed=13", "--run_dir=mine"]) == 2
     assert "model.name is 'nowhere'" in capsys.readouterr().err
     assert not Path("mine").exists()
+
+
+def test_only_a_run_that_measured_nothing_goes_with_its_mistake(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["fit", "--seed=14", "--run_dir=nothing"]) == 2
+    assert cli.main(["fit", "--seed=15", "--run_dir=something"]) == 2
+    assert capsys.readouterr().err.count("model.context_length is 3") == 2
+    assert not Path("nothing").exists()
+    assert Path("something/summary.json").read_text() == "measured"
 
 
 def test_a_resumed_run_keeps_its_folder_and_its_configuration(started: Started) -> None:
