@@ -45,7 +45,7 @@ class Recorder:
 
     def __init__(self, config: RunConfig, folder: RunFolder) -> None:
         self.config, self.folder = config, folder
-        newest = latest_checkpoint(folder)
+        newest, self._is_new = latest_checkpoint(folder), folder.is_new
         self.checkpointed = load_checkpoint(newest) if newest else None
         kept = self.checkpointed
         self.clock = Clock(kept.iteration, kept.loop["step"], kept.loop["rows"]) if kept else Clock(rows=0)
@@ -60,6 +60,8 @@ class Recorder:
     def resume(self, parts: Parts) -> int:
         """Put the newest checkpoint's state into the parts; returns the iteration to go on with."""
         if self.checkpointed is None:
+            if not self._is_new:
+                self.say("The run ended before its first checkpoint, so it starts again from pi_0.")
             self._note_optimum(parts)
             return 0
         state = self.checkpointed
@@ -251,9 +253,11 @@ def load_run(folder: RunFolder | Path | str, iteration: int | None = None) -> Ru
     """Read a run back, with the newest policy or that of an iteration (0 is pi_0).
 
     Raises:
-        UserError: if there is no such run, or no checkpoint of that iteration.
+        UserError: if there is no such run, or no checkpoint of that iteration, or all of them are gone.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
+    if iteration is None:
+        latest_checkpoint(folder)  # tells a run that lost its checkpoints from one that is still at pi_0
     found = {int(path.name.rpartition("-")[2]): path for path in checkpoints(folder)}
     wanted = max(found, default=0) if iteration is None else iteration
     if wanted and wanted not in found:

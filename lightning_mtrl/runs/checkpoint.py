@@ -102,9 +102,21 @@ def latest_checkpoint(folder: RunFolder) -> Path | None:
 
     A damaged newest checkpoint is still the newest: `load_checkpoint` says what is wrong with it, rather than
     that the run silently goes on from an older state.
+
+    Raises:
+        UserError: if the run had checkpoints, and they are gone.
     """
     found = checkpoints(folder)
-    return found[-1] if found else None
+    if found:
+        return found[-1]
+    # A new run begins with an empty folder for them, and collects again only after a checkpoint.
+    removed = folder.config.is_file() and not folder.checkpoints.is_dir()
+    if removed or any(_number(path) > 0 for path in folder.all_rollouts()):
+        raise UserError(
+            f"{folder.checkpoints} {'is missing' if removed else 'is empty'}, so the policy that {folder.path} "
+            f"came to is lost. Put the folder back, or start a new run with `fit --config {folder.config}`."
+        )
+    return None
 
 
 def prune_checkpoints(folder: RunFolder, keep: int | None) -> None:
@@ -113,6 +125,10 @@ def prune_checkpoints(folder: RunFolder, keep: int | None) -> None:
         return
     for path in checkpoints(folder)[:-keep]:
         remove_folder(path)
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

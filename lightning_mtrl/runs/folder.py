@@ -37,6 +37,8 @@ class RunFolder:
             UserError: if `run_dir` is given and is not an empty or a new folder.
         """
         folder = cls(_unique(DEFAULT_PARENT / name) if run_dir is None else _claimed(Path(run_dir)))
+        # From now on, a run without this folder is one that lost it.
+        folder.checkpoints.mkdir()
         write_text(folder.config, config)
         return folder
 
@@ -68,6 +70,12 @@ class RunFolder:
         return self.summary.is_file()
 
     @property
+    def is_new(self) -> bool:
+        """Whether no process has worked in the folder since it was made."""
+        made = {self.config.name, self.checkpoints.name}
+        return all(path.name in made for path in self.path.glob("*"))
+
+    @property
     def config(self) -> Path:
         """The resolved configuration, enough to repeat the run."""
         return self.path / "config.yaml"
@@ -95,6 +103,10 @@ class RunFolder:
     def rollouts(self, iteration: int, file_format: str = "parquet") -> Path:
         """The conversations of an iteration; `file_format` is "parquet" or "jsonl"."""
         return self.path / "rollouts" / f"{version_name(iteration)}.{file_format}"
+
+    def all_rollouts(self) -> list[Path]:
+        """The files of conversations that are there, in order of their iterations."""
+        return sorted((self.path / "rollouts").glob("iteration-*.*"))
 
     def checkpoint(self, iteration: int) -> Path:
         """The folder of the checkpoint written when an iteration was done."""

@@ -105,6 +105,7 @@ def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     done = _fit(["--resume", str(run)])
     assert done.returncode == 0, done.stderr
     assert (f"Resumed after iteration {finished}." in done.stdout) == (finished > 0)
+    assert ("ended before its first checkpoint, so it starts again" in done.stdout) == (finished == 0)
     return run
 
 
@@ -181,6 +182,21 @@ def test_the_run_had_work_to_do(unbroken: Path) -> None:
 
 def _conversations(run: Path) -> list[Any]:
     return [c for file in (run / "rollouts").iterdir() for c in read_conversations(file).conversations]
+
+
+@pytest.mark.parametrize("command", [["fit", "--resume"], ["validate", "--run"]])
+def test_a_run_whose_checkpoints_are_gone_is_refused(
+    unbroken: Path, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(unbroken, run)
+    shutil.rmtree(run / "checkpoints")
+    kept = _files(run)
+    assert cli.main([*command, str(run)]) == 2
+    message = capsys.readouterr().err
+    assert f"{run / 'checkpoints'} is missing" in message
+    assert "Put the folder back, or start a new run with `fit --config" in message
+    assert _files(run) == kept
 
 
 @pytest.mark.parametrize("part", ["optimizer-policy.pt", "optimizer-critic.pt", "tensors-value.safetensors"])

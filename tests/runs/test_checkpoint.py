@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,6 +110,22 @@ def test_the_newest_checkpoint_is_found_by_number(tmp_path: Path) -> None:
         save_checkpoint(folder.checkpoint(number), example(number))
     (folder.checkpoints / ".iteration-99999.unfinished").mkdir()
     assert latest_checkpoint(folder) == folder.checkpoint(10001)
+
+
+def test_a_run_that_never_had_a_checkpoint_is_told_from_one_that_lost_them(tmp_path: Path) -> None:
+    folder = RunFolder.create("seed: 0\n", tmp_path / "run")
+    folder.rollouts(0).parent.mkdir()
+    folder.rollouts(0).write_text("of pi_0")
+    assert latest_checkpoint(folder) is None
+    folder.rollouts(1).write_text("of pi_1, so there was a checkpoint of it")
+    with pytest.raises(UserError, match=r"checkpoints is empty.*lost.*fit --config .*config\.yaml"):
+        latest_checkpoint(folder)
+    save_checkpoint(folder.checkpoint(1), example(1))
+    assert latest_checkpoint(folder) == folder.checkpoint(1)
+    folder.rollouts(1).unlink()
+    shutil.rmtree(folder.checkpoints)
+    with pytest.raises(UserError, match=r"checkpoints is missing"):
+        latest_checkpoint(folder)
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
