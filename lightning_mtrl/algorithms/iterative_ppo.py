@@ -130,7 +130,8 @@ class IterativePPO(Algorithm):
         metrics = self.improver.run(data.states(data.train_conversations))
         after = self.improver.sample(held_out, context.seed + CERTIFICATE_STREAM)
         gain, low, high = self.improver.gain(before, after)
-        metrics |= {"gain": gain, "gain_low": low, "gain_high": high}
+        # A round's own KL is that before its steps; these responses are the improved policy's.
+        metrics |= {"kl": self.improver.kl(after), "gain": gain, "gain_low": low, "gain_high": high}
         accepted = self.improvement.accept == "always" or low > 0
         if not accepted:
             context.say(

@@ -210,6 +210,16 @@ class SingleTurnImprover:
         low, high = mean_interval(difference)
         return sum(difference) / len(difference), low, high
 
+    @torch.no_grad()
+    def kl(self, scored: ScoredGroups) -> float:
+        """KL(policy || pi_i) per response in nats, from responses that `sample` drew of the policy.
+
+        Exact in expectation at a sampling temperature of 1.
+        """
+        batch = scored.batch
+        ratio = batch.behaviour_logprobs - self._reference_logprobs(batch)
+        return (ratio * batch.response_mask).sum().item() / scored.q.numel()
+
     def _epoch(self, batch: ImprovementBatch, generator: torch.Generator) -> None:
         order = torch.randperm(len(batch), generator=generator)
         if self.value_stepper is not None:

@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import BOT, END, USER, small_backbone, small_context
 
 from lightning_mtrl.algorithms.base import Improvement, Signal
+from lightning_mtrl.algorithms.estimators import RLOO
+from lightning_mtrl.algorithms.policy_improvement import ImprovementConfig, SingleTurnImprover
+from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import ClassSpec, DataConfig, ModelConfig, RunConfig
+from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.modules.policy import Policy
+from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.rollouts.datamodule import State
 
 EVALUATION = {"trunk": "frozen", "head_units": 16, "epochs": 5, "learning_rate": 1e-3}
 IMPROVEMENT = {"rounds": 1, "states": 8, "samples": 4, "certificate_states": 8, "learning_rate": 1e-3}
@@ -91,10 +99,42 @@ def test_the_kl_ceiling_stops_an_iterations_improvement() -> None:
     assert improvement.metrics["kl"] > 0.3
 
 
-def test_fresh_samples_of_the_starting_policy_have_no_kl_to_it() -> None:
-    """The reference is a copy of pi_i; the sampler merges the adapter, so equality is up to rounding."""
-    _, improvement, _ = _step(_parts(rounds=1, accept="always"))
-    assert abs(improvement.metrics["kl"]) < 1e-3
+@pytest.mark.parametrize("learning_rate", [0.0, 1e-3])
+def test_the_kl_is_that_of_the_policy_after_its_last_update(learning_rate: float) -> None:
+    """The only round's own KL is 0: the reference is a copy of pi_i, and no step was taken yet."""
+    _, improvement, moved = _step(_parts(rounds=1, learning_rate=learning_rate, accept="always"))
+    assert moved == (learning_rate > 0)
+    if moved:
+        assert improvement.metrics["kl"] > 0.01
+    else:  # The sampler merges the adapter, so equality is up to rounding.
+        assert abs(improvement.metrics["kl"]) < 1e-3
+
+
+def test_the_kl_is_the_mean_log_ratio_of_whole_responses() -> None:
+    backbone = small_backbone(["policy", "reference", "critic"])
+    context, critic, policy = small_context(backbone), QCritic(backbone), Policy(backbone)
+    improver = SingleTurnImprover(
+        ImprovementConfig(samples=3), RLOO(), critic, Stepper(context, policy, 1.0, None), None, context
+    )
+    states = [State((USER, 13, END, BOT), "a", 1), State((USER, 12, 12, END, BOT), "b", 1)]
+    scored = improver.sample(states, seed=3)
+    ratios = []
+    for row in range(2):
+        for start, end in zip(scored.batch.turn_start[row], scored.batch.turn_end[row], strict=True):
+            response = scored.batch.input_ids[row, start : end + 1].tolist()
+            ratios.append(_logprob(backbone, "policy", states[row].ids, response))
+            ratios[-1] -= _logprob(backbone, "reference", states[row].ids, response)
+    assert len(ratios) == 6
+    assert max(map(abs, ratios)) > 0.1
+    assert improver.kl(scored) == pytest.approx(sum(ratios) / 6, abs=1e-4)
+
+
+@torch.no_grad()
+def _logprob(backbone: Backbone, role: str, prompt: tuple[int, ...], response: list[int]) -> float:
+    """One response alone behind its prompt, scored by the model itself."""
+    with backbone.sampling(role) as model:
+        logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+    return float(logits.log_softmax(-1)[range(len(response)), response].sum())
 
 
 def test_q_has_converged_after_two_small_changes_in_a_row() -> None:
