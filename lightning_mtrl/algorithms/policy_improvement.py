@@ -268,7 +268,7 @@ class SingleTurnImprover:
         return {
             "kl": per_response.mean().item(),
             "q": scored.q.mean().item(),
-            "q_spread": scored.q.std(1).mean().item(),
+            "q_spread": scored.q.std(1, correction=min(1, scored.q.size(1) - 1)).mean().item(),
             "response_tokens": mask.sum(1).float().mean().item(),
             "advantage_std": advantages[mask].std().item(),
         }

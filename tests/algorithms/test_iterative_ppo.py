@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -135,6 +136,12 @@ def _logprob(backbone: Backbone, role: str, prompt: tuple[int, ...], response: l
     with backbone.sampling(role) as model:
         logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
     return float(logits.log_softmax(-1)[range(len(response)), response].sum())
+
+
+def test_one_response_a_state_has_no_spread() -> None:
+    _, improvement, _ = _step(_parts("GAE", samples=1, accept="always"))
+    assert improvement.metrics["q_spread"] == 0.0
+    assert all(math.isfinite(value) for value in improvement.metrics.values())
 
 
 def test_q_has_converged_after_two_small_changes_in_a_row() -> None:
