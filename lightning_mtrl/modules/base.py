@@ -84,10 +84,17 @@ class RoleModule(LightningModule):
                 self.role, batch.input_ids, batch.attention_mask, batch.position_ids, layer
             )
 
-    def log_metrics(self, phase: str, values: dict[str, Any]) -> None:
-        """Log numbers as `phase`/name; in a plain Trainer as in the loop."""
+    def log_metrics(self, phase: str, values: dict[str, Any], weight: int = 1) -> None:
+        """Log numbers as `phase`/name; in a plain Trainer as in the loop.
+
+        Args:
+            phase: first part of the names.
+            values: the numbers, by the second part.
+            weight: what they are means over, as a number of turns; a Trainer weighs the batches of an epoch
+                by it.
+        """
         for name, value in values.items():
-            self.log(f"{phase}/{name}", value, batch_size=1)
+            self.log(f"{phase}/{name}", value, batch_size=weight)
 
 
 class RatioModule(RoleModule):

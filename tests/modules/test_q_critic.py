@@ -158,6 +158,19 @@ def test_a_plain_trainer_finds_what_decides_the_outcome() -> None:
     assert bad < 0.2
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_held_out_loss_is_the_mean_over_turns_however_they_are_batched(batch_size: int) -> None:
+    critic = QCritic(small_backbone(), loss="mse", gamma=1.0)
+    data = RolloutDataModule(some_talks(2), tokenizer=small_chat(), batch_size=batch_size)
+    data.validation_conversations = [
+        talk("won", [[4, END]], [1.0]),
+        talk("lost", [[4, END]] * 7, [0.0] * 7),
+    ]
+    (report,) = plain_trainer(epochs=1).validate(critic, datamodule=data, verbose=False)
+    # A fresh critic says 0 of every turn: one squared error of 1, and seven of 0.
+    assert report["critic/validation_q_loss"] == pytest.approx(1 / 8, abs=1e-6)
+
+
 def test_a_fresh_critic_knows_nothing() -> None:
     critic = QCritic(small_backbone())
     (report,) = plain_trainer(epochs=1).validate(critic, datamodule=_module(TALKS), verbose=False)
