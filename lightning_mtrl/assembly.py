@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_mtrl.algorithms.base import Algorithm, Context
 from lightning_mtrl.config import ModelConfig, RunConfig
@@ -160,14 +161,18 @@ def _fabric(config: RunConfig, loggers: list[Any]) -> Fabric:
     wanted = config.fabric
     if wanted.threads is not None:
         torch.set_num_threads(wanted.threads)
-    fabric = Fabric(
-        accelerator=wanted.accelerator,
-        devices=wanted.devices,
-        num_nodes=wanted.num_nodes,
-        strategy=wanted.strategy,
-        precision=wanted.precision,  # type: ignore[arg-type]  # Fabric checks the name itself
-        loggers=loggers,
-    )
+    try:
+        fabric = Fabric(
+            accelerator=wanted.accelerator,
+            devices=wanted.devices,
+            num_nodes=wanted.num_nodes,
+            strategy=wanted.strategy,
+            precision=wanted.precision,  # type: ignore[arg-type]  # Fabric checks the name itself
+            loggers=loggers,
+        )
+    except (ValueError, RuntimeError, ImportError, MisconfigurationException) as error:
+        given = ", ".join(f"fabric.{name} {value}" for name, value in asdict(wanted).items())
+        raise UserError(f"fabric: {' '.join(str(error).split())} This was asked for: {given}.") from error
     if fabric.world_size > 1:
         raise UserError(
             f"fabric.devices x fabric.num_nodes is {fabric.world_size}, but this version runs one process. "

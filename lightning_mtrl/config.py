@@ -12,11 +12,29 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.ranges import expect, expect_above_zero, expect_at_least
+from lightning_mtrl.ranges import (
+    COUNT,
+    HEAT,
+    MIN_P,
+    PART,
+    SHARE,
+    TOP_K,
+    TOP_P,
+    expect,
+    expect_above_zero,
+    expect_at_least,
+    expect_in,
+)
 
-
-def _share(key: str, value: float) -> None:
-    expect(0.0 <= value <= 1.0, key, value, "a share between 0 and 1", 0.2)
+_DATA_RANGES = {
+    COUNT: ("conversations", "group_size", "max_turns", "rows", "max_response_tokens", "batch_size"),
+    PART: ("validation_share", "earlier_share"),
+    SHARE: ("explore_share", "persona_share"),
+    MIN_P: ("min_p", "explore_min_p"),
+    HEAT: ("temperature", "explore_temperature"),
+    TOP_K: ("top_k",),
+    TOP_P: ("top_p",),
+}
 
 
 @dataclass(frozen=True)
@@ -139,24 +157,9 @@ class DataConfig:
     batch_size: int = 32
 
     def __post_init__(self) -> None:
-        for name in ("conversations", "group_size", "max_turns", "rows", "max_response_tokens", "batch_size"):
-            expect_at_least(f"data.{name}", getattr(self, name), 1, 32)
-        for name in (
-            "validation_share",
-            "earlier_share",
-            "explore_share",
-            "persona_share",
-            "min_p",
-            "explore_min_p",
-        ):
-            _share(f"data.{name}", getattr(self, name))
-        expect_above_zero("data.temperature", self.temperature, 1.0)
-        expect_above_zero("data.explore_temperature", self.explore_temperature, 1.0)
-        expect_at_least("data.top_k", self.top_k, 0, 0)
-        expect(0.0 < self.top_p <= 1.0, "data.top_p", self.top_p, "in (0, 1]", 1.0)
-        for name in ("validation_share", "earlier_share"):
-            value = getattr(self, name)
-            expect(value < 1.0, f"data.{name}", value, "below 1, or nothing new is left to learn from", 0.2)
+        for allowed, names in _DATA_RANGES.items():
+            for name in names:
+                expect_in(allowed, f"data.{name}", getattr(self, name))
         self._check_groups()
 
     def _check_groups(self) -> None:
@@ -165,6 +168,12 @@ class DataConfig:
                 f"data.conversations is {self.conversations}, but it must be a multiple of data.group_size, "
                 f"{self.group_size}. Pass --data.conversations "
                 f"{math.ceil(self.conversations / self.group_size) * self.group_size}."
+            )
+        if self.validation_share > 0.0 and self.conversations < 2 * self.group_size:
+            raise UserError(
+                f"data.conversations is {self.conversations}, but one group of {self.group_size} is to be "
+                f"held out and one to be learned from. Pass --data.conversations {2 * self.group_size}, or "
+                f"--data.validation_share 0."
             )
         if self.persona_share > 0.0 and not self.personas:
             raise UserError(
@@ -214,7 +223,7 @@ class ValidationConfig:
     def __post_init__(self) -> None:
         expect_at_least("validation.conversations", self.conversations, 1, 256)
         expect_at_least("validation.seed", self.seed, 0, 1_000_000)
-        expect_above_zero("validation.temperature", self.temperature, 1.0)
+        expect_in(HEAT, "validation.temperature", self.temperature)
         expect_at_least("validation.sample_conversations", self.sample_conversations, 0, 4)
 
 

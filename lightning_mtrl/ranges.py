@@ -3,8 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from lightning_mtrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Range:
+    """A rule that a configuration and the class that reads it share, each under its own name of the number.
+
+    Attributes:
+        holds: True for a number that is right; False for NaN.
+        expected: what it must be, to follow "it must be".
+        example: a value that works, for the advice.
+    """
+
+    holds: Callable[[float], bool]
+    expected: str
+    example: float
+
+
+TOP_K = Range(lambda value: value >= 0, "a whole number >= 0 (0 keeps every token)", 0)
+TOP_P = Range(lambda value: 0 < value <= 1, "a number in (0, 1] (1 keeps every token)", 1.0)
+MIN_P = Range(lambda value: 0 <= value < 1, "a number in [0, 1) (0 keeps every token)", 0.0)
+SHARE = Range(lambda value: 0 <= value <= 1, "a share between 0 and 1", 0.2)
+COUNT = Range(lambda value: value >= 1, "a whole number of at least 1", 32)
+# The rest would be nothing new to learn from, or nothing to measure with.
+PART = Range(lambda value: 0 <= value < 1, "at least 0 and below 1", 0.2)
+HEAT = Range(lambda value: math.isfinite(value) and value > 0, "a number > 0", 1.0)
+
+
+def expect_in(allowed: Range, key: str, value: float) -> None:
+    """Refuse what is out of a range."""
+    expect(allowed.holds(value), key, value, allowed.expected, allowed.example)
 
 
 def expect(holds: bool, key: str, value: object, expected: str, example: object) -> None:

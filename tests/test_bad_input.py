@@ -46,6 +46,7 @@ VALUES = [
     ("data.temperature", "0.0", "a number > 0"),
     ("data.validation_share", "1.0", "below 1"),
     ("data.top_p", "0.0", "in (0, 1]"),
+    ("data.min_p", "1.0", "in [0, 1)"),
     ("loop.iterations", "0", "at least 1"),
     ("validation.conversations", "0", "at least 1"),
     ("model.lora_rank", "0", "at least 1"),
@@ -70,6 +71,8 @@ VALUES = [
     (f"{ALGORITHM}.improvement.kl_coef", "-0.5", "at least 0"),
     (f"{ALGORITHM}.improvement.kl_target", "0.0", "a number > 0"),
     (f"{ALGORITHM}.improvement.kl_ceiling", "0.0", "a number > 0"),
+    (f"{ALGORITHM}.evaluation.layer", "99", "at most 3, the number of the model's layers"),
+    ("data.validation_share", "0.0", "above 0, to measure the Q-critic"),
     (f"{ALGORITHM}.improvement.value_role", "critic", "one of value, policy"),
 ]
 
@@ -80,6 +83,34 @@ def test_a_number_out_of_its_range(mistake: Mistake, key: str, value: str, expec
     assert f"{key} is {value}" in told or f"{key} is {value!r}" in told
     assert expected in told
     assert f"--{key} " in told
+
+
+def test_numbers_inside_an_argument_of_the_algorithm(mistake: Mistake) -> None:
+    told = mistake("fit", f"--{ALGORITHM}.estimator=GAE", f"--{ALGORITHM}.estimator.gae_lambda=2")
+    assert f"{ALGORITHM}.estimator.init_args.gae_lambda is 2.0, but it must be in [0, 1]" in told
+
+
+def test_an_estimator_of_kl_that_has_no_forward_direction(mistake: Mistake) -> None:
+    chosen = f"--{ALGORITHM}.improvement={{kl_direction: forward, kl_estimator: k3+}}"
+    assert f"{ALGORITHM}.improvement.kl_estimator is 'k3+', but it must be one of k1, k2, k3" in mistake(
+        "fit", chosen
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("precision", "16-wide"), ("strategy", "ddq"), ("accelerator", "abacus"), ("accelerator", "tpu")],
+)
+def test_what_fabric_does_not_know_or_have(mistake: Mistake, key: str, value: str) -> None:
+    told = mistake("fit", f"--fabric.{key}={value}")
+    assert told.startswith("error: fabric: ")
+    assert f"fabric.{key} {value}" in told
+
+
+def test_layers_for_adapters_that_the_model_does_not_have(mistake: Mistake) -> None:
+    told = mistake("fit", "--model.lora_targets=[nope]")
+    assert "model.lora_targets is ['nope'], but adapters cannot stand there" in told
+    assert "q_proj" in told
 
 
 @pytest.mark.parametrize(

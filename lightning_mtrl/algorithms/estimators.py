@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lightning_mtrl import objectives
+from lightning_mtrl.algorithms.ranges import expect
 
 
 class AdvantageEstimator(ABC):
@@ -40,7 +41,7 @@ class GAE(AdvantageEstimator):
     """Generalised advantage estimation over tokens, with the value head as baseline (PPO).
 
     Args:
-        gae_lambda: 1 for no bootstrapping from the value head.
+        gae_lambda: in [0, 1]; 1 for no bootstrapping from the value head.
         whiten: subtract the batch's mean and divide by its standard deviation. Off by default: dividing
             amplifies the noise of a Q that hardly tells responses apart.
     """
@@ -48,6 +49,7 @@ class GAE(AdvantageEstimator):
     needs_values = True
 
     def __init__(self, gae_lambda: float = 0.95, whiten: bool = False) -> None:
+        expect(0.0 <= gae_lambda <= 1.0, "estimator.init_args.gae_lambda", gae_lambda, "in [0, 1]", 0.95)
         self.gae_lambda, self.whiten = gae_lambda, whiten
 
     def estimate(self, rewards: Tensor, values: Tensor, mask: Tensor, group: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from lightning_mtrl import ranges
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs
 from lightning_mtrl.algorithms.diagnostics import diagnose
@@ -75,6 +76,11 @@ class IterativePPO(Algorithm):
         self.context = context
         e, i = self.evaluation, self.improvement
         backbone = context.backbone
+        layers = int(backbone.config.get_text_config().num_hidden_layers)
+        kind = f"at most {layers}, the number of the model's layers"
+        expect(e.layer is None or e.layer <= layers, "evaluation.layer", e.layer, kind, layers)
+        share = context.datamodule.validation_share
+        ranges.expect(share > 0, "data.validation_share", share, "above 0, to measure the Q-critic", 0.2)
         backbone.add_role("reference", like="policy", trainable=False)
         self.critic = QCritic(
             backbone,

@@ -92,6 +92,9 @@ class ImprovementConfig:
         for name in ("kl_target", "kl_ceiling", "max_norm"):
             expect_above_zero(f"improvement.{name}", getattr(self, name), 1.0)
         expect(0.0 < self.clip_range < 1.0, "improvement.clip_range", self.clip_range, "in (0, 1)", 0.2)
+        paired = self.kl_direction == "reverse" or not self.kl_estimator.endswith("+")
+        kind = 'one of k1, k2, k3 with a kl_direction of "forward"'
+        expect(paired, "improvement.kl_estimator", self.kl_estimator, kind, "k3")
         known = self.value_role in ("value", "policy")
         expect(known, "improvement.value_role", self.value_role, "one of value, policy", "policy")
 

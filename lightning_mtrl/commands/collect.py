@@ -7,6 +7,7 @@ by its ending, and keeps token ids and log-probabilities.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from lightning_mtrl.runs.folder import RunFolder, version_name
 
 if TYPE_CHECKING:
     from lightning_mtrl.assembly import Parts
+    from lightning_mtrl.config import RunConfig
 
 _ENDINGS = (".jsonl", ".parquet")
 
@@ -45,6 +47,7 @@ def _from_run(arguments: Sequence[str]) -> None:
     from lightning_mtrl.recorder import load_run
 
     run = load_run(folder, options.iteration)
+    _expect_groups(options.conversations, run.config)
     seed = run.config.seed if options.seed is None else options.seed
     _collect(run.parts, output, options.conversations, seed, version_name(run.iteration))
 
@@ -56,6 +59,7 @@ def _from_config(arguments: Sequence[str]) -> None:
         )
     parsed = parse_run("collect", __doc__ or "", arguments, _add_output)
     output = _output(parsed.options.output)
+    _expect_groups(parsed.options.conversations, parsed.config)
     from lightning_mtrl.assembly import assemble
 
     _collect(
@@ -80,6 +84,15 @@ def _output(name: str) -> Path:
         raise UserError(f"--output is {name!r}, which is a folder; give a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def _expect_groups(conversations: int | None, config: RunConfig) -> None:
+    size = config.data.group_size
+    if conversations is not None and conversations % size:
+        raise UserError(
+            f"--conversations is {conversations}, but it must be a multiple of data.group_size, {size}. "
+            f"Pass --conversations {math.ceil(conversations / size) * size}."
+        )
 
 
 def _collect(parts: Parts, output: Path, conversations: int | None, seed: int, policy: str) -> None:

@@ -247,10 +247,13 @@ class Backbone(nn.Module):
         elif like is not None:
             assert isinstance(self.base, PeftModel)
             config = cast(LoraConfig, copy.deepcopy(self.base.peft_config[like]))
-        if isinstance(self.base, PeftModel):
-            self.base.add_adapter(role, copy.deepcopy(config))
-        else:
-            self.base = get_peft_model(self.base, copy.deepcopy(config), adapter_name=role)
+        try:
+            if isinstance(self.base, PeftModel):
+                self.base.add_adapter(role, copy.deepcopy(config))
+            else:
+                self.base = get_peft_model(self.base, copy.deepcopy(config), adapter_name=role)
+        except ValueError as error:
+            raise _no_such_layers(self.base, config, error) from error
         kept = self.base.peft_config[role]
         assert isinstance(kept, LoraConfig)
         if isinstance(kept.target_modules, Iterable) and not isinstance(kept.target_modules, str):
@@ -259,6 +262,19 @@ class Backbone(nn.Module):
         self._layers = [m for m in self.base.modules() if isinstance(m, LoraLayer)]
         if adapter is not None:
             self._load_folder(role, adapter)
+
+
+def _no_such_layers(base: nn.Module, config: LoraConfig, error: ValueError) -> UserError:
+    linear = (
+        name.partition(".base_layer")[0] for name, m in base.named_modules() if isinstance(m, nn.Linear)
+    )
+    names = sorted({name.rpartition(".")[2] for name in linear if ".lora_" not in name})
+    targets = config.target_modules
+    shown = sorted(targets) if isinstance(targets, set) else targets
+    return UserError(
+        f"model.lora_targets is {shown!r}, but adapters cannot stand there: {error} "
+        f"Layers that can have them: {', '.join(names)}."
+    )
 
 
 def _adapter_config(adapter: str) -> LoraConfig:

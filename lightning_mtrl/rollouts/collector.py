@@ -12,6 +12,7 @@ from torch import nn
 
 from lightning_mtrl.environments.protocol import Environment
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.ranges import COUNT, HEAT, MIN_P, SHARE
 from lightning_mtrl.rollouts.collection import Collection, Rollouts, Terms
 from lightning_mtrl.rollouts.ongoing import Chat, Ongoing
 from lightning_mtrl.rollouts.progress import CollectionProgress
@@ -78,14 +79,14 @@ class Collector:
             "group_size": group_size,
         }
         for key, number in whole.items():
-            _expect(number >= 1, key, number, "a whole number >= 1")
-        for key, share in (
-            ("explore_share", explore_share),
-            ("explore_min_p", explore_min_p),
-            ("persona_share", persona_share),
+            _expect(COUNT.holds(number), key, number, COUNT.expected)
+        for key, value, allowed in (
+            ("explore_share", explore_share, SHARE),
+            ("persona_share", persona_share, SHARE),
+            ("explore_min_p", explore_min_p, MIN_P),
+            ("explore_temperature", explore_temperature, HEAT),
         ):
-            _expect(0 <= share <= 1, key, share, "a share from 0 to 1")
-        _expect(explore_temperature > 0, "explore_temperature", explore_temperature, "a number > 0")
+            _expect(allowed.holds(value), key, value, allowed.expected)
         _expect(
             bool(personas) or persona_share == 0, "personas", personas, "at least one text for persona_share"
         )

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lightning_mtrl.batch import ConversationBatch, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.ranges import COUNT, PART
 from lightning_mtrl.rollouts.logs import read_conversations
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
 
@@ -73,12 +74,12 @@ class RolloutDataModule(LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}, but a batch needs at least 1 conversation.")
-        if not 0.0 <= validation_share < 1.0:
-            raise UserError(
-                f"validation_share is {validation_share}, but a share in [0, 1) was expected, such as 0.2."
-            )
+        for name, value, allowed in (
+            ("batch_size", batch_size, COUNT),
+            ("validation_share", validation_share, PART),
+        ):
+            if not allowed.holds(value):
+                raise UserError(f"{name} is {value}, but it must be {allowed.expected}.")
         self.logs, self.tokenizer = logs, tokenizer
         self.batch_size, self.validation_share, self.seed = batch_size, validation_share, seed
         self.conversations: list[Conversation] = []

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.ranges import COUNT, MIN_P, TOP_K, TOP_P
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         finite = isfinite(self.temperature) and self.temperature >= 0
         _expect(finite, "temperature", self.temperature, "a number >= 0 (0 is greedy, 1 the policy itself)")
-        _expect(self.top_k >= 0, "top_k", self.top_k, "a whole number >= 0 (0 keeps every token)")
-        _expect(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1] (1 keeps every token)")
-        _expect(0 <= self.min_p < 1, "min_p", self.min_p, "a number in [0, 1) (0 keeps every token)")
-        enough = self.max_response_tokens >= 1
-        _expect(enough, "max_response_tokens", self.max_response_tokens, "a whole number >= 1")
+        for allowed, name in ((TOP_K, "top_k"), (TOP_P, "top_p"), (MIN_P, "min_p")):
+            value = getattr(self, name)
+            _expect(allowed.holds(value), name, value, allowed.expected)
+        enough = COUNT.holds(self.max_response_tokens)
+        _expect(enough, "max_response_tokens", self.max_response_tokens, COUNT.expected)
 
 
 def _expect(holds: bool, key: str, value: object, expected: str) -> None:

@@ -113,8 +113,8 @@ def latest_checkpoint(folder: RunFolder) -> Path | None:
     removed = folder.config.is_file() and not folder.checkpoints.is_dir()
     if removed or any(_number(path) > 0 for path in folder.all_rollouts()):
         raise UserError(
-            f"{folder.checkpoints} {'is missing' if removed else 'is empty'}, so the policy that {folder.path} "
-            f"came to is lost. Put the folder back, or start a new run with `fit --config {folder.config}`."
+            f"{folder.checkpoints} {'is missing' if removed else 'is empty'}, so the policy of the run is "
+            f"lost. Put the folder back, or start a new run with `fit --config {folder.config}`."
         )
     return None
 

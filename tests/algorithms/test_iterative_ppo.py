@@ -100,13 +100,13 @@ def test_the_kl_ceiling_stops_an_iterations_improvement() -> None:
     assert improvement.metrics["kl"] > 0.3
 
 
-@pytest.mark.parametrize("learning_rate", [0.0, 1e-3])
+@pytest.mark.parametrize("learning_rate", [0.0, 0.02])
 def test_the_kl_is_that_of_the_policy_after_its_last_update(learning_rate: float) -> None:
     """The only round's own KL is 0: the reference is a copy of pi_i, and no step was taken yet."""
     _, improvement, moved = _step(_parts(rounds=1, learning_rate=learning_rate, accept="always"))
     assert moved == (learning_rate > 0)
     if moved:
-        assert improvement.metrics["kl"] > 0.01
+        assert improvement.metrics["kl"] > 0.05
     else:  # The sampler merges the adapter, so equality is up to rounding.
         assert abs(improvement.metrics["kl"]) < 1e-3
 

@@ -132,6 +132,14 @@ def test_mistakes_end_before_any_work(
     assert calls == []
 
 
+def test_collect_takes_whole_groups_only(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("groups.yaml").write_text("data: {group_size: 4}\n")
+    assert cli.main(["collect", "--config=groups.yaml", "--output=x.jsonl", "--conversations=6"]) == 2
+    told = "--conversations is 6, but it must be a multiple of data.group_size, 4. Pass --conversations 8."
+    assert told in capsys.readouterr().err
+    assert calls == []
+
+
 def test_export_writes_an_adapter_or_a_whole_model_and_the_tokenizer(calls: Calls) -> None:
     assert cli.main(["export", "--run=run", "--output=out/adapter"]) == 0
     assert cli.main(["export", "--run=run", "--output=out/merged", "--merge", "--iteration=1"]) == 0
