@@ -85,7 +85,8 @@ class Conversation:
             failed, or a limit cut it off before an outcome could show).
         terminated: the problem itself ended the conversation.
         truncated: a limit (turns, context) cut it off. Never both.
-        group: conversations with one `group` share the same initial state.
+        group: conversations of one policy with the same `seed` and `group` share the same initial state. Both
+            are 0 where no group is known, as in a log.
         seed: seed of the environment and of this conversation's random stream.
         policy: name of the policy version that produced it, such as "iteration-0002".
         prompt_ids: token ids of the rendered prompt, ending with the header that opens a response.

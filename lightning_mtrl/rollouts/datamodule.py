@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.ranges import COUNT, PART
 from lightning_mtrl.rollouts.logs import read_conversations
+from lightning_mtrl.rollouts.split import held_out, owners
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
 
 BATCHES_IN_POOL = 16
@@ -40,8 +40,9 @@ class State:
 class RolloutDataModule(LightningDataModule):
     """Conversations of the current policy, split for fitting and for measuring.
 
-    The split is by conversation, or by `metadata["customer"]` where that is known, and never by turn, so no
-    turn of a held-out conversation is ever trained on. It depends on the seed and the ids alone.
+    The split is by conversation, by group where several share an initial state, and by `metadata["customer"]`
+    where that is known; never by turn, so no turn of a held-out conversation is ever trained on. It depends
+    on the seed and these names alone.
 
     The views for training hold conversations that ended with an outcome. A truncated conversation has no
     Monte Carlo return, and one without an outcome has none either: both stay in `conversations`, and are
@@ -127,10 +128,13 @@ class RolloutDataModule(LightningDataModule):
         self.dropped = dict(sorted(causes.items()))
         usable = [c for c in self.conversations if _unusable(c) is None]
         self.usable_conversations = usable
-        held_out = self._held_out({_owner(c) for c in usable})
         past = [self._with_ids(c) for c in earlier if _unusable(c) is None]
-        self.train_conversations = [c for c in [*usable, *past] if _owner(c) not in held_out]
-        self.validation_conversations = [c for c in usable if _owner(c) in held_out]
+        names = owners([*usable, *past])
+        outside = self._held_out(set(names[: len(usable)]))
+        self.train_conversations = [
+            c for c, name in zip([*usable, *past], names, strict=True) if name not in outside
+        ]
+        self.validation_conversations = [c for c, name in zip(usable, names, strict=False) if name in outside]
         self._order = LengthBuckets(self.train_conversations, self.batch_size, self.seed)
 
     def train_dataloader(self) -> DataLoader[ConversationBatch]:
@@ -173,24 +177,15 @@ class RolloutDataModule(LightningDataModule):
             )
         return self.tokenizer.encode(conversation)
 
-    def _held_out(self, owners: set[str]) -> set[str]:
+    def _held_out(self, names: set[str]) -> set[str]:
         needed = 2 if self.validation_share else 1
-        if len(owners) < needed:
+        if len(names) < needed:
             purpose = "to hold one out" if needed == 2 else "to fit on"
             raise UserError(
-                f"{len(owners)} of {len(self.conversations)} conversations (or customers) ended with "
+                f"{len(names)} of {len(self.conversations)} conversations (groups, or customers) ended with "
                 f"an outcome, but at least {needed} are needed {purpose}. Left out: {self.dropped or 'none'}."
             )
-        if not self.validation_share:
-            return set()
-        drawn = sorted(owners, key=self._draw)
-        below = sum(self._draw(owner) < self.validation_share for owner in owners)
-        return set(drawn[: min(max(below, 1), len(owners) - 1)])
-
-    def _draw(self, owner: str) -> float:
-        """A number in [0, 1) of seed and owner alone: more data moves nobody to the other side."""
-        digest = hashlib.sha256(f"{self.seed}/{owner}".encode()).digest()
-        return int.from_bytes(digest[:8]) / 2**64
+        return held_out(names, self.validation_share, self.seed) if self.validation_share else set()
 
 
 class LengthBuckets(Sampler[list[int]]):
@@ -253,12 +248,6 @@ def _states(conversation: Conversation) -> Iterator[State]:
     for number, turn in enumerate(conversation.turns, start=1):
         yield State(ids, conversation.id, number)
         ids = (*ids, *turn.response_ids, *turn.observation_ids)
-
-
-def _owner(conversation: Conversation) -> str:
-    """What the split must not separate."""
-    customer = conversation.metadata.get("customer")
-    return f"id/{conversation.id}" if customer is None else f"customer/{customer}"
 
 
 def _unusable(conversation: Conversation) -> str | None:

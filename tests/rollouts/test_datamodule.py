@@ -77,6 +77,55 @@ def test_a_customers_conversations_stay_together(chat: ChatTokenizer) -> None:
     assert sides[0] | sides[1] == set(range(10))
 
 
+def _sides(data: RolloutDataModule) -> tuple[set[str], set[str]]:
+    return set(_ids(data.train_conversations)), set(_ids(data.validation_conversations))
+
+
+def test_a_groups_conversations_stay_together(chat: ChatTokenizer) -> None:
+    talks = [_talk(n, group=n // 4, seed=1000 + n // 4, policy="iteration-0001") for n in range(80)]
+    train, held_out = _sides(RolloutDataModule(talks, tokenizer=chat, validation_share=0.4))
+    assert len(train | held_out) == 80
+    for side in (train, held_out):
+        groups = Counter(int(name[2:]) // 4 for name in side)
+        assert groups
+        assert set(groups.values()) == {4}
+
+
+def test_customers_and_groups_that_share_a_conversation_stay_together(chat: ChatTokenizer) -> None:
+    """A chain through both: c-0 and c-1 are one group, c-1 and c-2 one customer, c-2 and c-3 one group."""
+    chain = [
+        _talk(0, group=1, seed=11),
+        _talk(1, group=1, seed=11, metadata={"customer": "ann"}),
+        _talk(2, group=2, seed=12, metadata={"customer": "ann"}),
+        _talk(3, group=2, seed=12),
+    ]
+    for seed in range(20):
+        data = RolloutDataModule([*chain, *_talks(14)[10:]], tokenizer=chat, validation_share=0.5, seed=seed)
+        train, held_out = _sides(data)
+        assert {"c-0", "c-1", "c-2", "c-3"} <= train or {"c-0", "c-1", "c-2", "c-3"} <= held_out
+
+
+def test_groups_of_two_policies_with_one_number_are_two_groups(chat: ChatTokenizer) -> None:
+    fresh = [_talk(n, group=n // 2, seed=50 + n // 2, policy="iteration-0001") for n in range(20)]
+    earlier = [_talk(100 + n, group=n // 2, seed=70 + n // 2, policy="iteration-0000") for n in range(20)]
+    data = RolloutDataModule(fresh, tokenizer=chat)
+    data.set_rollouts(fresh, earlier=earlier)
+    assert set(_ids(earlier)) <= set(_ids(data.train_conversations))
+
+
+def test_logs_without_groups_are_split_by_conversation(chat: ChatTokenizer) -> None:
+    train, held_out = _sides(RolloutDataModule(_talks(100), tokenizer=chat, validation_share=0.5))
+    assert min(len(train), len(held_out)) > 20
+
+
+def test_a_conversation_alone_in_its_group_is_drawn_by_its_id(chat: ChatTokenizer) -> None:
+    alone = [_talk(n, group=n, seed=900 + n) for n in range(60)]
+    plain = [_talk(n) for n in range(60)]
+    assert _sides(RolloutDataModule(alone, tokenizer=chat)) == _sides(
+        RolloutDataModule(plain, tokenizer=chat)
+    )
+
+
 @pytest.mark.parametrize("share", [0.001, 0.999])
 def test_both_sides_have_something(chat: ChatTokenizer, share: float) -> None:
     data = RolloutDataModule(_talks(3), tokenizer=chat, validation_share=share)
