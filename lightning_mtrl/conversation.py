@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from lightning_mtrl.errors import UserError
@@ -128,10 +128,14 @@ class Conversation:
         return ids
 
     def to_json(self) -> dict[str, Any]:
-        """The logged form (one JSON object), with our token record under "tokens" when there is one."""
+        """The logged form: one JSON object, from which `from_json` makes an equal conversation.
+
+        Our token record is under "tokens" when there is one, and under "turn_details" what the messages do
+        not say about a turn, such as `Turn.info`.
+        """
         messages: list[dict[str, Any]] = [{"role": m.role, "content": m.content} for m in self.prompt]
-        for turn in self.turns:
-            messages += _messages_of(turn)
+        for number, turn in enumerate(self.turns, start=1):
+            messages += _messages_of(turn, last=number == len(self.turns))
         record: dict[str, Any] = {
             "id": self.id,
             "messages": messages,
@@ -145,7 +149,7 @@ class Conversation:
             "prompt_messages": len(self.prompt),
             "metadata": dict(self.metadata),
         }
-        if self.has_tokens:
+        if self.prompt_ids or any(turn.response_ids or turn.observation_ids for turn in self.turns):
             record["tokens"] = {
                 "prompt_ids": list(self.prompt_ids),
                 "turns": [
@@ -158,7 +162,8 @@ class Conversation:
                     for turn in self.turns
                 ],
             }
-        return record
+        details = [_details(turn, read) for turn, read in zip(self.turns, _turns_in(record), strict=True)]
+        return record | ({"turn_details": details} if any(details) else {})
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Conversation:
@@ -171,12 +176,7 @@ class Conversation:
         first = record.get("prompt_messages")
         if first is None:
             first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-        turns = _turns_of(
-            str(record.get("id", "?")), messages, first, list(record.get("turn_outcomes") or [])
-        )
-        tokens = record.get("tokens") or {}
-        if tokens:
-            turns = [_with_tokens(turn, kept) for turn, kept in zip(turns, tokens["turns"], strict=True)]
+        turns = _turns_in({**record, "prompt_messages": first})
         outcome = record.get("outcome")
         if outcome is not None and not record.get("turn_outcomes") and turns:
             turns[-1] = replace(turns[-1], reward=float(outcome))
@@ -191,19 +191,43 @@ class Conversation:
             group=int(record.get("group", 0)),
             seed=int(record.get("seed", 0)),
             policy=str(record.get("policy", "")),
-            prompt_ids=tuple(tokens.get("prompt_ids", ())),
+            prompt_ids=tuple((record.get("tokens") or {}).get("prompt_ids", ())),
             metadata=dict(record.get("metadata") or {}),
         )
 
 
-def _messages_of(turn: Turn) -> list[dict[str, Any]]:
+def _turns_in(record: Mapping[str, Any]) -> list[Turn]:
+    """The turns of a record that says where its prompt ends, as far as it tells them."""
+    rewards = list(record.get("turn_outcomes") or [])
+    turns = _turns_of(
+        str(record.get("id", "?")), list(record["messages"]), record["prompt_messages"], rewards
+    )
+    if tokens := record.get("tokens"):
+        turns = [_with_tokens(turn, kept) for turn, kept in zip(turns, tokens["turns"], strict=True)]
+    if details := record.get("turn_details"):
+        turns = [_with_details(turn, kept) for turn, kept in zip(turns, details, strict=True)]
+    return turns
+
+
+def _details(turn: Turn, read: Turn) -> dict[str, Any]:
+    """What has to be added to a turn that was read back to make it equal."""
+    names = (f.name for f in fields(Turn) if getattr(turn, f.name) != getattr(read, f.name))
+    return {name: getattr(turn, name) for name in names}
+
+
+def _with_details(turn: Turn, kept: Mapping[str, Any]) -> Turn:
+    changes: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in kept.items()}
+    return replace(turn, **changes)
+
+
+def _messages_of(turn: Turn, last: bool) -> list[dict[str, Any]]:
     assistant: dict[str, Any] = {"role": "assistant", "content": turn.response or ""}
     reply = turn.observation
     if turn.sent is not None:
         assistant |= {"content": turn.sent, "suggestion": turn.response, "disposition": turn.disposition}
         reply = turn.reply or ""
     messages = [assistant]
-    if turn.observation:
+    if turn.observation or not last:
         messages.append({"role": "user", "content": reply})
     return messages
 

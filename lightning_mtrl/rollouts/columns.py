@@ -16,7 +16,7 @@ from lightning_mtrl.errors import UserError
 
 
 def write_parquet(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write records of `Conversation.to_json`, one a row; metadata as JSON text."""
+    """Write records of `Conversation.to_json`, one a row; what has no fixed keys as JSON text."""
     from datasets import Dataset
 
     rows = [
@@ -25,6 +25,7 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
             **record,
             "messages": [_message_row(message) for message in record["messages"]],
             "metadata": json.dumps(record["metadata"]),
+            "turn_details": json.dumps(record["turn_details"]) if "turn_details" in record else None,
         }
         for record in records
     ]
@@ -81,10 +82,11 @@ def _record(row: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("messages", "conversations"):
         if isinstance(record.get(key), list):
             record[key] = [_present(message) for message in record[key]]
-    if isinstance(record.get("metadata"), str):
-        # Text that is no JSON is somebody else's column; it is told apart where the record is read.
-        with suppress(ValueError):
-            record["metadata"] = json.loads(record["metadata"])
+    for key in ("metadata", "turn_details"):
+        if isinstance(record.get(key), str):
+            # Text that is no JSON is somebody else's column; it is told apart where the record is read.
+            with suppress(ValueError):
+                record[key] = json.loads(record[key])
     return record
 
 
@@ -127,6 +129,7 @@ def _features() -> Any:
             "seed": whole,
             "prompt_messages": whole,
             "metadata": text,
+            "turn_details": text,
             "tokens": {"prompt_ids": List(whole), "turns": List(turn)},
         }
     )

@@ -75,7 +75,7 @@ def write_conversations(path: str | Path, conversations: Iterable[Conversation])
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"{path} ends with {path.suffix!r}, but '.jsonl' or '.parquet' was expected.")
-    records = [_sorted_metadata(c.to_json()) for c in conversations]
+    records = [_sorted(c.to_json()) for c in conversations]
     with _replacing(path) as beside:
         if path.suffix == ".parquet":
             write_parquet(beside, records)
@@ -240,9 +240,11 @@ def _text(index: int, content: Any) -> str:
     return "\n".join(map(str, texts))
 
 
-def _sorted_metadata(record: dict[str, Any]) -> dict[str, Any]:
-    text = json.dumps(record["metadata"], sort_keys=True, allow_nan=False)
-    return {**record, "metadata": json.loads(text)}
+def _sorted(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the keys of its mappings of any content in order."""
+    free = {key: record[key] for key in ("metadata", "turn_details") if key in record}
+    sorted_ones: dict[str, Any] = json.loads(json.dumps(free, sort_keys=True, allow_nan=False))
+    return {**record, **sorted_ones}
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class Ongoing:
         self.prompt = (*opening, Message("user", observation.text))
         self.unsaid = list(chat.prompt_ids(self.prompt))
         self.prompt_ids = tuple(self.unsaid)
-        self.facts = observation.info
+        self.facts = json_value(observation.info)
 
     def uniforms(self, size: int) -> NDArray[np.float32]:
         """Random numbers for the next response: always as many, however long it gets."""
@@ -112,7 +112,7 @@ class Ongoing:
                 response_ids=said.ids,
                 behaviour_logprobs=said.logprobs,
                 observation_ids=tuple(observation_ids),
-                info={key: value for key, value in info.items() if key not in TURN_KEYS},
+                info=json_value({key: value for key, value in info.items() if key not in TURN_KEYS}),
             )
         )
         self.unsaid = observation_ids
@@ -157,3 +157,17 @@ def fault_of(transition: Transition) -> str | None:
         if outcome is None or not math.isfinite(outcome):
             return "no outcome"
     return None
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON has it: what JSON lacks, such as NaN, becomes its `repr`, and a tuple a list."""
+    if isinstance(value, Mapping):
+        return {str(key): json_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    # Numbers and arrays of NumPy and torch know how to become plain ones.
+    return json_value(value.tolist()) if hasattr(value, "tolist") else repr(value)
