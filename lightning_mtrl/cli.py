@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    _show_own_warnings()
     _quieten()
     try:
         _dispatch([argument for argument in given if argument != "--debug"])
@@ -46,6 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _PATH_ERRORS as error:
         return _failed(f"{error.filename}: {error.strerror}. --debug shows what needed it.", debug, MISTAKE)
     return SUCCESS
+
+
+def _show_own_warnings() -> None:
+    """Show what the package has to say, such as records that were left out, whatever libraries set up."""
+    if logging.lastResort is not None:
+        logging.getLogger(commands.__name__.partition(".")[0]).addHandler(logging.lastResort)
 
 
 def _quieten() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from lightning_mtrl import cli, commands
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.logs import read_conversations
 
 COMMANDS = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
 # Runs the command line in a fresh process, and says which heavy libraries it took along.
@@ -113,6 +114,25 @@ def test_a_mistake_is_told_before_a_model_library_is_imported(
     assert "Traceback" not in done.stderr
     assert "heavy: []" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_records_that_a_command_leaves_out_are_shown_with_their_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    talk = (
+        '{"id": "%s", "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}'
+    )
+    logs = tmp_path / "talks.jsonl"
+    logs.write_text("\n".join([talk % "a", "{", talk % "a", talk % "b", "["]))
+    reads = ModuleType("lightning_mtrl.commands.fit")
+    reads.__dict__["main"] = lambda arguments: read_conversations(logs)
+    monkeypatch.setitem(sys.modules, "lightning_mtrl.commands.fit", reads)
+    for _ in range(2):
+        assert cli.main(["fit"]) == 0
+        told = capsys.readouterr().err
+        assert told.count(f"left out: {logs}, line 2: not JSON") == 1
+        assert f"{logs}, line 3 (id 'a'): another record before it has the same id." in told
+        assert f"{logs}: 2 conversations read, 3 left out (not JSON 2, id twice 1)" in told
 
 
 def test_success_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,13 @@ class LoadedLogs:
     dropped: Counter[str] = field(default_factory=Counter)
     messages: list[str] = field(default_factory=list)
 
+    def counts(self) -> str:
+        """How many were read and left out, and why, in one line."""
+        causes = ", ".join(f"{cause} {number}" for cause, number in self.dropped.most_common())
+        hidden = len(self.messages) - MESSAGES_SHOWN
+        rest = f"; {hidden} more are not shown" if hidden > 0 else ""
+        return f"{len(self.conversations)} conversations read, {len(self.messages)} left out ({causes}){rest}"
+
 
 class _Unreadable(ValueError):
     """A record that is left out: a short cause to count by, and what was found and expected."""
@@ -113,9 +120,8 @@ def read_conversations(path: str | Path, strict: bool = False) -> LoadedLogs:
         else:
             ids.add(conversation.id)
             loaded.conversations.append(conversation)
-    hidden = len(loaded.messages) - MESSAGES_SHOWN
-    if hidden > 0:
-        _logger.warning("%s: %d more conversations were left out", path, hidden)
+    if loaded.messages:
+        _logger.warning("%s: %s", path, loaded.counts())
     return loaded
 
 

@@ -162,7 +162,7 @@ def test_only_some_messages_are_printed_but_all_are_kept(
     loaded = read_conversations(_lines(tmp_path, *["{"] * 20))
     assert (loaded.dropped["not JSON"], len(loaded.messages)) == (20, 20)
     assert len(caplog.records) == 6
-    assert "15 more" in caplog.text
+    assert "0 conversations read, 20 left out (not JSON 20); 15 more are not shown" in caplog.text
 
 
 def test_openai_files_load_as_they_are(tmp_path: Path) -> None:
