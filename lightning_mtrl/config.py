@@ -131,7 +131,10 @@ class DataConfig:
         explore_share: share of conversations with one response drawn at `explore_temperature`.
         explore_temperature: temperature of those responses.
         explore_min_p: they leave out tokens less likely than this share of the likeliest one.
-        personas: system prompts that vary the policy's manner, for coverage.
+        personas: texts that vary the policy's manner, for coverage; one of them is added to the system
+            message. Training takes them out of the prompts again. A critic that is fitted by Monte Carlo to
+            such conversations has the Q of the policy mixed with its personas, not that of the policy: its
+            later responses are the persona's too. A lower `evaluation.td_lambda` lessens that.
         persona_share: share of conversations that are led under one of the `personas`.
         file_format: how rollouts are stored.
         batch_size: conversations in a batch, for evaluation of the policy.

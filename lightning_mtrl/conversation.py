@@ -115,6 +115,20 @@ class Conversation:
         return [turn.reward for turn in self.turns]
 
     @property
+    def plain_prompt(self) -> tuple[Message, ...]:
+        """The prompt without the persona, under which the policy itself would have acted.
+
+        `metadata["persona"]` says what was added for coverage, as the system message or behind it.
+        """
+        persona, first = self.metadata.get("persona"), self.prompt[:1]
+        if not isinstance(persona, str) or not first or first[0].role != "system":
+            return self.prompt
+        system = first[0].content
+        if system == persona:
+            return self.prompt[1:]
+        return (Message("system", system.removesuffix(f"\n\n{persona}")), *self.prompt[1:])
+
+    @property
     def has_tokens(self) -> bool:
         """True when the ids that were sampled are at hand, so that nothing is tokenized again."""
         return bool(self.prompt_ids) and all(turn.response_ids for turn in self.turns)

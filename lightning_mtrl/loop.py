@@ -73,7 +73,7 @@ class PolicyIterationLoop:
         wanted = round(len(fresh) * data.earlier_share / (1 - data.earlier_share))
         earlier = self.recorder.earlier(iteration, wanted)
         parts.context.datamodule.set_rollouts(fresh, earlier=earlier, seed=self.parts.context.seed)
-        return fresh
+        return parts.context.datamodule.conversations
 
     def report(self, number: int, signal: Signal | None, improvement: Improvement | None) -> Validation:
         """Measure policy `number` and record it, with what made it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning import LightningDataModule
@@ -48,6 +48,10 @@ class RolloutDataModule(LightningDataModule):
     Monte Carlo return, and one without an outcome has none either: both stay in `conversations`, and are
     counted in `dropped`.
 
+    A persona, under which a conversation was led for coverage, is taken out of its prompt: all views are of
+    the states in which the policy itself acts. Responses and their `behaviour_logprobs` stay those of the
+    policy with the persona, so they are off-policy; `metadata["persona"]` still tells which these are.
+
     Args:
         conversations: the rollouts, if there are some already.
         logs: a file of logged conversations, or "hub:NAME" (`read_conversations`); read in `setup`.
@@ -57,7 +61,7 @@ class RolloutDataModule(LightningDataModule):
         seed: of the split and of the order of batches.
 
     Attributes:
-        conversations: all rollouts, with ids.
+        conversations: all rollouts, with ids and without personas.
         usable_conversations: those of them that ended with an outcome: to fit on, or held out.
         train_conversations: those to fit on.
         validation_conversations: those held out.
@@ -123,12 +127,12 @@ class RolloutDataModule(LightningDataModule):
         earlier: Sequence[Conversation],
         causes: Counter[str],
     ) -> None:
-        self.conversations = [self._with_ids(c) for c in conversations]
+        self.conversations = [self._prepared(c) for c in conversations]
         causes.update(filter(None, (_unusable(c) for c in self.conversations)))
         self.dropped = dict(sorted(causes.items()))
         usable = [c for c in self.conversations if _unusable(c) is None]
         self.usable_conversations = usable
-        past = [self._with_ids(c) for c in earlier if _unusable(c) is None]
+        past = [self._prepared(c) for c in earlier if _unusable(c) is None]
         names = owners([*usable, *past])
         outside = self._held_out(set(names[: len(usable)]))
         self.train_conversations = [
@@ -150,7 +154,7 @@ class RolloutDataModule(LightningDataModule):
 
     def states(self, conversations: Sequence[Conversation]) -> list[State]:
         """The state before each response, in order. What follows the last response is no state to act in."""
-        return [state for c in conversations for state in _states(self._with_ids(c))]
+        return [state for c in conversations for state in _states(self._prepared(c))]
 
     def outcomes(self) -> dict[str, float]:
         """Outcome of each conversation by its id, where it is known."""
@@ -167,14 +171,20 @@ class RolloutDataModule(LightningDataModule):
         # Each item is a whole batch, so torch's own batching is off.
         return DataLoader(_Batches(conversations, self.tokenizer), batch_size=None, sampler=order)
 
-    def _with_ids(self, conversation: Conversation) -> Conversation:
-        if conversation.has_tokens:
+    def _prepared(self, conversation: Conversation) -> Conversation:
+        """With ids, and with the prompt under which the policy itself would have acted."""
+        plain = conversation.plain_prompt
+        if conversation.has_tokens and plain == conversation.prompt:
             return conversation
         if self.tokenizer is None:
+            what = "no token ids" if plain == conversation.prompt else "a persona in its prompt"
             raise UserError(
-                f"conversation {conversation.id!r} has no token ids, and no tokenizer was given. "
+                f"conversation {conversation.id!r} has {what}, and no tokenizer was given. "
                 f"Pass tokenizer=ChatTokenizer(...) of the model that will read it."
             )
+        if plain != conversation.prompt:
+            ids = tuple(self.tokenizer.prompt_ids(plain)) if conversation.prompt_ids else ()
+            conversation = replace(conversation, prompt=plain, prompt_ids=ids)
         return self.tokenizer.encode(conversation)
 
     def _held_out(self, names: set[str]) -> set[str]:

@@ -344,6 +344,7 @@ def test_a_persona_is_appended_to_the_system_message_of_its_whole_group() -> Non
     for c, persona in zip(collected, worn, strict=True):
         system = "20" if persona is None else f"20\n\n{persona}"
         assert c.prompt[0] == Message("system", system)
+        assert c.plain_prompt == (Message("system", "20"), *c.prompt[1:])
         numbers = [int(n) for n in system.split()]
         assert list(c.prompt_ids[: len(numbers) + 2]) == [SYSTEM, *numbers, END]
 
@@ -354,6 +355,7 @@ def test_a_persona_does_not_replace_the_chat_s_own_system_prompt() -> None:
     collector = _collector(Dialogue(), chat, personas=("21",), persona_share=1.0)
     conversation = collector.collect(_model(), conversations=1, seed=0, policy="p").conversations[0]
     assert conversation.prompt[0] == Message("system", "24\n\n21")
+    assert conversation.plain_prompt == (Message("system", "24"), *conversation.prompt[1:])
 
 
 @pytest.mark.parametrize(

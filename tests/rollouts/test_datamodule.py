@@ -183,6 +183,51 @@ def test_states_are_what_stood_before_each_response(chat: ChatTokenizer) -> None
     assert [(s.conversation_id, s.turn) for s in (first, second)] == [("c", 1), ("c", 2)]
 
 
+def _led_under(persona: str, chat: ChatTokenizer, system: str | None) -> Conversation:
+    """As a collector records it: prompt and ids as they were sampled from, and the persona by its text."""
+    words = "\n\n".join(filter(None, (system, persona)))
+    prompt = (Message("system", words), Message("user", "a"))
+    sampled = [
+        replace(turn, behaviour_logprobs=(-1.5,) * len(turn.response_ids))
+        for turn in chat.encode(_talk(0)).turns
+    ]
+    ids = tuple(chat.prompt_ids(prompt))
+    metadata = {"persona": persona}
+    return replace(_talk(0), prompt=prompt, prompt_ids=ids, turns=tuple(sampled), metadata=metadata)
+
+
+@pytest.mark.parametrize("system", [None, "b"])
+def test_a_persona_is_in_no_prompt_that_is_trained_on(chat: ChatTokenizer, system: str | None) -> None:
+    led = _led_under("c", chat, system)
+    opening = () if system is None else (Message("system", system),)
+    plain = tuple(chat.prompt_ids((*opening, Message("user", "a"))))
+    assert led.prompt_ids != plain
+    data = RolloutDataModule([led], tokenizer=chat, validation_share=0.0)
+    (kept,) = data.conversations
+    assert kept.prompt == (*opening, Message("user", "a"))
+    assert kept.prompt_ids == plain
+    assert (kept.turns, kept.metadata) == (led.turns, {"persona": "c"})
+    assert [state.ids[: len(plain)] for state in data.states([led])] == [plain, plain]
+    (batch,) = data.train_dataloader()
+    assert tuple(batch.input_ids[0, : len(plain)].tolist()) == plain
+    assert set(batch.behaviour_logprobs[batch.response_mask].tolist()) == {-1.5}
+    # Once more changes nothing, and earlier conversations are treated alike.
+    data.set_rollouts([kept], earlier=[replace(led, id="earlier")])
+    assert {c.prompt_ids for c in data.train_conversations} == {plain}
+
+
+def test_a_logs_own_word_persona_takes_nothing_out(chat: ChatTokenizer) -> None:
+    talk = _talk(0, prompt=(Message("system", "b"), Message("user", "a")), metadata={"persona": "a"})
+    assert (
+        RolloutDataModule([talk], tokenizer=chat, validation_share=0.0).conversations[0].prompt == talk.prompt
+    )
+
+
+def test_taking_a_persona_out_needs_the_tokenizer(chat: ChatTokenizer) -> None:
+    with pytest.raises(UserError, match="'c-0' has a persona in its prompt, and no tokenizer was given"):
+        RolloutDataModule([_led_under("c", chat, None)], validation_share=0.0)
+
+
 def _epoch(data: RolloutDataModule) -> list[tuple[str, ...]]:
     return [batch.ids for batch in data.train_dataloader()]
 
