@@ -16,7 +16,7 @@ from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.evaluation.validate import Validation
+from lightning_mtrl.evaluation.validate import SUCCESS, Validation
 from lightning_mtrl.models.saving import save_role
 from lightning_mtrl.parsing import load_config
 from lightning_mtrl.rollouts.collector import Rollouts
@@ -94,11 +94,14 @@ class Recorder:
         known = [c for c in rollouts.conversations if c.outcome is not None]
         self.log.metrics(
             {
+                "rollouts/success_rate": sum(float(c.outcome or 0.0) > SUCCESS for c in known)
+                / max(1, len(known)),
                 "rollouts/outcome": sum(float(c.outcome or 0.0) for c in known) / max(1, len(known)),
                 "rollouts/turns": sum(len(c.turns) for c in known) / max(1, len(known)),
                 "rollouts/tokens": float(rollouts.tokens),
                 "rollouts/truncated": float(rollouts.truncated),
                 "rollouts/dropped": float(sum(rollouts.dropped.values())),
+                "rollouts/personas": float(sum("persona" in c.metadata for c in rollouts.conversations)),
             }
         )
         lengths = [float(len(t.response_ids)) for c in rollouts.conversations for t in c.turns]
@@ -126,7 +129,7 @@ class Recorder:
         """Record policy `number`: its summary row, curves, figures and sample conversations."""
         self.clock.iteration = number
         self._show_phase("critic", signal.metrics if signal else {})
-        self._show_phase("improvement", improvement.metrics if improvement else {})
+        self._show_phase("policy", improvement.metrics if improvement else {})
         self._show_phase("validation", _numbers(validation.row()))
         self._show_phase("time", seconds)
         for name, figure in (signal.figures if signal else {}).items():

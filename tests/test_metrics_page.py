@@ -72,6 +72,11 @@ def test_the_page_names_what_is_logged_and_nothing_else(runs: list[Path]) -> Non
     logged = set().union(*map(logged_names, runs))
     on_the_page = {name for name in names_on_the_page(PAGE) if "/" in name}
     assert len(logged) > 40
+    # The names that every tool around may rely on, whatever the algorithm.
+    assert {"policy/loss", "policy/kl", "critic/q_loss", "rollouts/success_rate", "time/collect"} <= logged
+    assert {name.partition("/")[0] for name in logged} == {
+        *("policy", "critic", "value", "prm", "rollouts", "validation", "time")
+    }
     assert logged - on_the_page == set(), "logged, but not on the page"
     assert on_the_page - logged == set(), "on the page, but not logged"
 
@@ -86,4 +91,4 @@ def test_the_page_names_the_fields_of_the_summary_and_nothing_else(runs: list[Pa
 
 
 def test_a_step_was_tried(runs: list[Path]) -> None:
-    assert "improvement/gain" in logged_names(runs[0])
+    assert "policy/gain" in logged_names(runs[0])

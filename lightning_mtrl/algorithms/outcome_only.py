@@ -88,12 +88,10 @@ class OutcomeOnly(Algorithm):
         """Clipped policy-gradient steps on the logged conversations."""
         baseline = signal.metrics["outcome"]
         self.stepper.begin()
-        losses = [
-            self.stepper.step(outcome_batch(batch, baseline))
-            for _ in range(self.settings.epochs)
-            for batch in self.context.datamodule.train_dataloader()
-        ]
-        return Improvement({"loss": sum(losses) / max(1, len(losses))})
+        for _ in range(self.settings.epochs):
+            for batch in self.context.datamodule.train_dataloader():
+                self.stepper.step(outcome_batch(batch, baseline))
+        return Improvement({})
 
     def converged(self, signal: Signal) -> bool:
         """There is no Q that could converge."""

@@ -108,7 +108,7 @@ class QCritic(RoleModule):
     def validation_step(self, batch: ConversationBatch, batch_idx: int = 0) -> None:
         """The same loss on held-out conversations; over an epoch it is the mean over all their turns."""
         turns = int((batch.turn_weights > 0).sum())
-        self.log_metrics("critic", {"validation_q_loss": self.loss(batch)}, weight=turns)
+        self.log_metrics("critic", {"q_loss": self.loss(batch)}, weight=turns)
 
     def loss(self, batch: ConversationBatch | TurnFeatures) -> Float[Tensor, ""]:
         """Loss of the pairs, weighted by `turn_weights`."""

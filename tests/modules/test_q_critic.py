@@ -146,7 +146,7 @@ def test_it_trains_in_a_plain_trainer_and_moves_its_role_alone(loss: str, td_lam
     assert moved["policy"] == moved["base"] == []
     assert set(heads) == {"norm.weight", "norm.bias", "head.0.weight", "head.0.bias"}
     assert all(not torch.equal(critic.get_parameter(name), value) for name, value in heads.items())
-    assert float(trainer.callback_metrics["critic/validation_q_loss"]) >= 0
+    assert float(trainer.callback_metrics["critic/q_loss"]) >= 0
 
 
 def test_a_plain_trainer_finds_what_decides_the_outcome() -> None:
@@ -168,13 +168,13 @@ def test_the_held_out_loss_is_the_mean_over_turns_however_they_are_batched(batch
     ]
     (report,) = plain_trainer(epochs=1).validate(critic, datamodule=data, verbose=False)
     # A fresh critic says 0 of every turn: one squared error of 1, and seven of 0.
-    assert report["critic/validation_q_loss"] == pytest.approx(1 / 8, abs=1e-6)
+    assert report["critic/q_loss"] == pytest.approx(1 / 8, abs=1e-6)
 
 
 def test_a_fresh_critic_knows_nothing() -> None:
     critic = QCritic(small_backbone())
     (report,) = plain_trainer(epochs=1).validate(critic, datamodule=_module(TALKS), verbose=False)
-    assert report["critic/validation_q_loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert report["critic/q_loss"] == pytest.approx(math.log(2), abs=1e-5)
 
 
 def test_state_brings_another_critic_to_the_same_values() -> None:
