@@ -65,8 +65,10 @@ class QCritic(RoleModule):
 
     def forward(self, batch: TokenBatch | TurnFeatures) -> Float[Tensor, "B K O"]:
         """Raw outputs of the head for each response of a batch that has `turn_read` and `turn_end`."""
-        kept = isinstance(batch, TurnFeatures)
-        read = batch.features if kept else self._at_turns(self.hidden(batch, self.layer), batch)
+        if isinstance(batch, TurnFeatures):
+            read = batch.features
+        else:
+            read = self._at_turns(self.hidden(batch, self.layer), batch)
         raw: Tensor = self.head(self.norm(read))
         return raw
 
@@ -82,7 +84,7 @@ class QCritic(RoleModule):
         places: Tensor = getattr(batch, "turn_read" if self.read == "header" else "turn_end")
         return hidden.gather(1, places[..., None].expand(-1, -1, hidden.size(-1))).float()
 
-    def values(self, batch: TokenBatch) -> Float[Tensor, "B K"]:
+    def values(self, batch: TokenBatch | TurnFeatures) -> Float[Tensor, "B K"]:
         """Predicted return of each response, in units of reward; no gradient."""
         with torch.no_grad():
             return self.objective.values(self(batch))
