@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -11,8 +11,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from lightning_mtrl.algorithms.base import Context
-from lightning_mtrl.algorithms.passes import role_logprobs
-from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, collate
+from lightning_mtrl.algorithms.passes import referenced
+from lightning_mtrl.batch import ReferencedBatch, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import Credit
 from lightning_mtrl.errors import UserError
@@ -71,7 +71,7 @@ def fresh_rollouts(conversations: Sequence[Conversation], reference: str, contex
             "and those drawn for coverage are none. Pass --data.explore_share 0."
         )
     batch = collate(conversations, context.chat.pad_id, context.chat.header_ids)
-    return FreshRollouts(_referenced(batch, reference, context), list(conversations))
+    return FreshRollouts(referenced(batch, reference, context), list(conversations))
 
 
 def credited(fresh: FreshRollouts, credit: Credit, compares: bool) -> CreditedRollouts:
@@ -104,8 +104,3 @@ def _accompanied(group: Int[Tensor, " B"], known: Bool[Tensor, " B"]) -> Bool[Te
     """True where another known conversation of the same group exists."""
     others = (group[:, None] == group) & known
     return others.sum(1) > 1
-
-
-def _referenced(batch: ConversationBatch, reference: str, context: Context) -> ReferencedBatch:
-    shared = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return ReferencedBatch(**shared, reference_logprobs=role_logprobs(reference, batch, context))

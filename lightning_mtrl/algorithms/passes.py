@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lightning_mtrl.algorithms.base import Context
-from lightning_mtrl.batch import ConversationBatch, TokenBatch
+from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, TokenBatch
 from lightning_mtrl.modules.base import scored_tokens
 
 TOKENS_IN_PASS = 16384  # padding included, in a pass without gradients
@@ -30,7 +31,7 @@ def token_values(
 
     Args:
         score: gives the numbers of some conversations, 0 where there is none; it runs in evaluation mode.
-        role: the role that it reads.
+        role: the only role that it may read, since no other one is there meanwhile.
         batch: on the CPU.
         context: device, precision and backbone.
     """
@@ -51,6 +52,14 @@ def role_logprobs(role: str, batch: ConversationBatch, context: Context) -> Floa
         return scored_tokens(backbone, role, hidden, part)[0]
 
     return token_values(score, role, batch, context)
+
+
+def referenced(batch: ConversationBatch, reference: str, context: Context) -> ReferencedBatch:
+    """The batch with the log-probabilities of pi_0, as it is where it has them."""
+    if isinstance(batch, ReferencedBatch):
+        return batch
+    shared = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return ReferencedBatch(**shared, reference_logprobs=role_logprobs(reference, batch, context))
 
 
 def group_minibatches(

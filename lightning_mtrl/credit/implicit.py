@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lightning_mtrl import objectives
-from lightning_mtrl.algorithms.passes import group_minibatches, of_similar_length, token_values
+from lightning_mtrl.algorithms.passes import group_minibatches, of_similar_length, referenced, token_values
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ConversationBatch, collate
@@ -116,7 +116,7 @@ class ImplicitCredit(CreditAssigner):
 
     def token_rewards(self, batch: ConversationBatch) -> tuple[Float[Tensor, "B T"], dict[str, float]]:
         """Rewards of all sampled tokens; and the report on held-out conversations, where there are some."""
-        rewards = token_values(self.module.rewards, self.module.role, batch, self.context)
+        rewards = self._raw_rewards(batch)
         held_out = {c.id for c in self.context.datamodule.validation_conversations}
         rows = torch.tensor([i for i, name in enumerate(batch.ids) if name in held_out], dtype=torch.int64)
         report = self._report(rewards[rows].sum(1), batch.rows(rows)) if len(rows) else {}
@@ -139,6 +139,11 @@ class ImplicitCredit(CreditAssigner):
         self._probe = [Conversation.from_json(record) for record in state["probe"]]
         self._probe_rewards = list(state["probe_rewards"])
 
+    def _raw_rewards(self, batch: ConversationBatch) -> Float[Tensor, "B T"]:
+        module = self.module
+        known = referenced(batch, module.reference, self.context)
+        return token_values(module.rewards, module.role, known, self.context)
+
     def _parts(self, step: ConversationBatch) -> Iterable[ConversationBatch]:
         if self.module.objective.whole_step:
             return [step]
@@ -153,7 +158,7 @@ class ImplicitCredit(CreditAssigner):
         self._probe = self._probe or conversations[:PROBE_CONVERSATIONS]
         chat = self.context.chat
         batch = collate(self._probe, chat.pad_id, chat.header_ids)
-        rewards = token_values(self.module.rewards, self.module.role, batch, self.context)
+        rewards = self._raw_rewards(batch)
         now = objectives.turn_sums(rewards, batch.turn_index)[batch.turn_mask].tolist()
         before, self._probe_rewards = self._probe_rewards, now
         return rank_correlation(before, now) if before else float("nan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -175,6 +176,20 @@ def test_the_prm_learns_who_won_and_moves_its_role_alone() -> None:
     # The report is of the first look at each conversation, when little was known yet.
     assert report["prm_loss"] > 0.5
     assert {"auc", "kendall_tau", "pair_accuracy", "reward_stability"} <= set(report)
+
+
+def test_turn_rewards_are_compared_with_those_of_the_iteration_before() -> None:
+    assigner = credit.ITPO(LEARNING)
+    context = context_for(TALKS)
+    assigner.setup(context)
+    rollouts = fresh(context)
+    first, second = (assigner.fit(rollouts.batch, rollouts.conversations) for _ in range(2))
+    assert math.isnan(first["reward_stability"])
+    assert 0 < second["reward_stability"] < 1
+    still = credit.ITPO(credit.PRMConfig(learning_rate=0.0))
+    still.setup(context)
+    still.load_state(assigner.state())
+    assert still.fit(rollouts.batch, rollouts.conversations)["reward_stability"] == pytest.approx(1.0)
 
 
 def test_with_a_held_out_share_the_report_is_on_those_conversations() -> None:
