@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import BOT, END, USER, small_backbone, small_context
+from small_models import BOT, END, USER, move, small_backbone, small_context
 
 from lightning_mtrl.algorithms.base import Improvement, Signal
 from lightning_mtrl.algorithms.estimators import RLOO
@@ -56,6 +56,9 @@ def _step(parts: Parts, trusted: bool = True) -> tuple[Signal, Improvement, bool
     rollouts = _rollouts(parts)
     before = parts.backbone.state_of("policy")
     signal = replace(parts.algorithm.evaluate(rollouts), trusted=trusted, reason="a test says so")
+    if isinstance(parts.algorithm, IterativePPO):
+        # However little so few conversations taught it, Q tells responses apart.
+        move(parts.algorithm.critic.head.parameters())
     if isinstance(parts.algorithm, IterativePPO):
         _tell_responses_apart(parts.algorithm.critic)
     improvement = parts.algorithm.improve(rollouts, signal)
