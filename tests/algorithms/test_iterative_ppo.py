@@ -59,19 +59,9 @@ def _step(parts: Parts, trusted: bool = True) -> tuple[Signal, Improvement, bool
     if isinstance(parts.algorithm, IterativePPO):
         # However little so few conversations taught it, Q tells responses apart.
         move(parts.algorithm.critic.head.parameters())
-    if isinstance(parts.algorithm, IterativePPO):
-        _tell_responses_apart(parts.algorithm.critic)
     improvement = parts.algorithm.improve(rollouts, signal)
     after = parts.backbone.state_of("policy")
     return signal, improvement, any(not torch.equal(before[name], after[name]) for name in before)
-
-
-@torch.no_grad()
-def _tell_responses_apart(critic: QCritic) -> None:
-    """Random weights: what a critic learns of 96 conversations may be a constant, on which nothing steps."""
-    generator = torch.Generator().manual_seed(0)
-    for weight in critic.head.parameters():
-        weight.copy_(torch.randn(weight.shape, generator=generator) * 0.5)
 
 
 @pytest.mark.parametrize("estimator", ["GAE", "RLOO", "GRPO"])
