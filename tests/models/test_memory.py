@@ -18,6 +18,7 @@ def _peak(folder: Path, roles: str) -> float:
 
 
 @pytest.mark.real_lm
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 def test_critic_reference_and_value_head_add_at_most_three_tenths(smollm2_folder: Path) -> None:
     alone, together = _peak(smollm2_folder, "alone"), _peak(smollm2_folder, "all")
