@@ -56,7 +56,7 @@ class PolicyIterationLoop:
             if self.config.loop.stop_when_converged and self.algorithm.converged(signal):
                 self.recorder.say(f"Converged after {iteration + 1} iterations.")
                 break
-        self.recorder.close()
+        self.recorder.close(self.parts)
 
     def collect(self, iteration: int) -> list[Conversation]:
         """Conversations of the current policy, and a share of earlier policies' for the critic."""

@@ -16,6 +16,7 @@ from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.evaluation.figures import learning_curve
 from lightning_mtrl.evaluation.validate import SUCCESS, Validation
 from lightning_mtrl.models.saving import save_role
 from lightning_mtrl.parsing import load_config
@@ -161,8 +162,13 @@ class Recorder:
         """Tell the person who watches."""
         print(text, flush=True)
 
-    def close(self) -> None:
-        """End the logs."""
+    def close(self, parts: Parts) -> None:
+        """Draw what the run has shown, and end the logs."""
+        curve = learning_curve(self.summary.iterations, self.summary.optimum_success_rate)
+        self.folder.figures.mkdir(exist_ok=True)
+        for name, figure in {"learning_curve": curve, **parts.algorithm.figures()}.items():
+            figure.savefig(self.folder.figures / f"{name}.png", dpi=120)
+            self.log.figure(f"figures/{name}", figure)
         self.log.close()
 
     def _note_optimum(self, parts: Parts) -> None:

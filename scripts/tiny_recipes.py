@@ -93,8 +93,8 @@ class SalesRecipe(Recipe):
     """Suggested Response; the base learns with more patient customers than pi_0."""
 
     model, vocabulary, base_steps, pi_0_steps = "sales", 640, 3200, 80
-    broad = SuggestedResponse(instructions=False, dynamics=PATIENT_CUSTOMERS)
-    environment = SuggestedResponse(instructions=False)
+    broad = SuggestedResponse(size="tiny", dynamics=PATIENT_CUSTOMERS)
+    environment = SuggestedResponse(size="tiny")
 
     def any_agent(self, rng: random.Random, seed: int) -> str:
         """A shop assistant."""

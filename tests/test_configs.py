@@ -23,8 +23,9 @@ from lightning_mtrl.parsing import build_algorithm, build_environment, load_conf
 pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
-# A file of such a folder holds some keys only, and goes over another one.
-UNDER = {"size": ROOT / "configs" / "tasks" / "math_tutoring.yaml"}
+# A file of such a folder holds some keys only, and goes over others.
+ITPO_FILE, MATH_FILE = ROOT / "configs" / "itpo.yaml", ROOT / "configs" / "tasks" / "math_tutoring.yaml"
+UNDER = {"size": [ITPO_FILE, MATH_FILE], **{each: [ITPO_FILE] for each in ("tasks", "credit", "advantage")}}
 FULL = ROOT / "configs" / "full.yaml"
 # Those whose model is in the package; the others need a download, or a GPU.
 RUN_HERE = ["quickstart", "full"]
@@ -52,7 +53,7 @@ def test_the_shipped_configurations_are_found() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_configuration_builds_its_environment_and_its_algorithm(path: Path) -> None:
-    config = load_config(*filter(None, [UNDER.get(path.parent.name), path]))
+    config = load_config(*UNDER.get(path.parent.name, []), path)
     assert isinstance(config, RunConfig)
     assert isinstance(build_environment(config), Environment)
     assert isinstance(build_algorithm(config), Algorithm)

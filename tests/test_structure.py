@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -193,3 +195,17 @@ def test_the_command_prints_the_findings_and_its_exit_code_tells(
     (package / "runs" / "utils.py").unlink()
     assert main([str(package), "--minimum-files", "1"]) == 0
     assert capsys.readouterr().out.endswith(": ok\n")
+
+
+def test_every_package_can_be_the_first_that_is_imported() -> None:
+    """Two packages that import from each other would work in one order only."""
+    packages = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+    assert len(packages) > 6
+    script = f"""
+import importlib, sys
+for name in {packages}:
+    for loaded in [each for each in sys.modules if each.split(".")[0] == "lightning_mtrl"]:
+        del sys.modules[loaded]
+    importlib.import_module(f"lightning_mtrl.{{name}}")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -11,6 +11,7 @@ from lightning_mtrl.conversation import Conversation
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+    from matplotlib.figure import Figure
 
     from lightning_mtrl.models.adapters import Backbone
     from lightning_mtrl.modules.base import RoleModule
@@ -113,6 +114,10 @@ class Algorithm(ABC):
 
     def load_state(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # nothing to put back by default
         """Put `state` back."""
+
+    def figures(self) -> Mapping[str, Figure]:
+        """What there is to see at the end of a run, by name."""
+        return {}
 
     def turn_values(self, conversations: list[Conversation]) -> list[list[float]] | None:
         """Value of each turn for people who read sample conversations; None if the algorithm has none."""

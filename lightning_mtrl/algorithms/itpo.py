@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -31,10 +31,14 @@ from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import CreditAssigner
+from lightning_mtrl.credit.prm_config import PRMConfig
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.surrogate import MEAN_OVER
 from lightning_mtrl.modules.value_head import ValueHead
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INITIAL = "initial"  # the role of pi_0: reference of the KL penalty and of the implicit PRM
 
@@ -50,6 +54,7 @@ class ITPO(Algorithm):
         credit: who says which turns earned the outcome; null for Norm-ITPO as in the paper.
         estimator: from rewards to advantages: `RLOO` (null), `GRPO`, `GAE`, `REINFORCE`, or your own.
         settings: what is rewarded, and how the policy steps.
+        prm: how the implicit PRM of `credit.PRIME`, `credit.ITPO` or `credit.NormITPO` learns.
     """
 
     def __init__(
@@ -57,8 +62,10 @@ class ITPO(Algorithm):
         credit: CreditAssigner | None = None,
         estimator: ConversationEstimator | None = None,
         settings: ITPOConfig = ITPOConfig(),  # noqa: B008  # frozen, so it can be shared
+        prm: PRMConfig = PRMConfig(),  # noqa: B008
     ) -> None:
         self.credit, self.estimator, self.settings = credit or _norm_itpo(), estimator or RLOO(), settings
+        self.credit.prm = prm
 
     def setup(self, context: Context) -> None:
         """Create policy, pi_0 (a frozen copy of it), value head, and what the credit assigner needs.
@@ -125,6 +132,10 @@ class ITPO(Algorithm):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Put `state` back."""
         self.credit.load_state(state["credit"])
+
+    def figures(self) -> Mapping[str, Figure]:
+        """The credit assigner's."""
+        return self.credit.figures()
 
     def turn_values(self, conversations: list[Conversation]) -> list[list[float]]:
         """Reward of each turn; NaN in a conversation without an outcome or without credit."""

@@ -2,12 +2,13 @@
 
 from lightning_mtrl.credit.base import Credit, CreditAssigner
 from lightning_mtrl.credit.dirichlet import Dirichlet
-from lightning_mtrl.credit.implicit import PRMConfig
 from lightning_mtrl.credit.itpo import ITPO
 from lightning_mtrl.credit.llm_judge import Judge, LLMJudge
 from lightning_mtrl.credit.norm_itpo import NormITPO
 from lightning_mtrl.credit.outcome import Outcome
+from lightning_mtrl.credit.pivotal_judge import PivotalJudge
 from lightning_mtrl.credit.prime import PRIME
+from lightning_mtrl.credit.prm_config import PRMConfig
 from lightning_mtrl.credit.q_difference import QDifference
 from lightning_mtrl.credit.trajectory_share import TrajectoryShare
 from lightning_mtrl.credit.uniform import Uniform
@@ -23,6 +24,7 @@ __all__ = [
     "NormITPO",
     "Outcome",
     "PRMConfig",
+    "PivotalJudge",
     "QDifference",
     "TrajectoryShare",
     "Uniform",

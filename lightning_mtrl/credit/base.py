@@ -17,8 +17,11 @@ from torch import Tensor
 from lightning_mtrl import objectives
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.credit.prm_config import PRMConfig
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lightning_mtrl.algorithms.base import Context
     from lightning_mtrl.modules.base import RoleModule
 
@@ -44,7 +47,13 @@ class Credit:
 
 
 class CreditAssigner(ABC):
-    """From the rollouts of one iteration to rewards."""
+    """From the rollouts of one iteration to rewards.
+
+    Attributes:
+        prm: how an implicit PRM learns, for assigners that have one; the algorithm sets it before `setup`.
+    """
+
+    prm: PRMConfig = PRMConfig()
 
     def setup(self, context: Context) -> None:
         """Create modules and optimizers; the backbone's role "policy" is pi_0 at this moment."""
@@ -65,6 +74,10 @@ class CreditAssigner(ABC):
 
     def modules(self) -> dict[str, tuple[RoleModule, Any]]:
         """Each trained module with its optimizer, by the name used in checkpoints."""
+        return {}
+
+    def figures(self) -> dict[str, Figure]:
+        """What there is to see at the end of a run, by name."""
         return {}
 
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from lightning_mtrl import objectives
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import Credit, CreditAssigner, share_outcome, turn_mask
-from lightning_mtrl.rollouts.environment_calls import ask
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.environment_calls import Failure, ask
 
 
 @runtime_checkable
@@ -32,7 +33,8 @@ class LLMJudge(CreditAssigner):
     """Each turn gets a share of the outcome in proportion to the judge's weight for it.
 
     A conversation that the judge cannot weigh (it raises, or returns another number of weights, or one that
-    is negative or not finite) is left out of the update and counted; it is no conversation without merit.
+    is negative or not finite) is left out of the update and counted; it is no conversation without merit. A
+    `UserError` of the judge ends the run, since no conversation would fare better.
 
     Source: the baseline "LLM judge" of ITPO (arXiv:2603.23550), table 1.
 
@@ -50,6 +52,8 @@ class LLMJudge(CreditAssigner):
         known = torch.zeros(len(conversations), dtype=torch.bool)
         given = torch.zeros(present.shape)
         for row, (answer, conversation) in enumerate(zip(answers, conversations, strict=True)):
+            if isinstance(answer, Failure) and isinstance(answer.error, UserError):
+                raise answer.error
             if isinstance(answer, list) and _usable(answer, len(conversation.turns)):
                 known[row] = True
                 given[row, : len(answer)] = torch.tensor(answer, dtype=torch.float32)

@@ -10,7 +10,7 @@ from lightning_mtrl.algorithms.ranges import expect_above_zero
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import Credit, share_outcome, turn_mask
-from lightning_mtrl.credit.implicit import ImplicitCredit, Prescale, PRMConfig
+from lightning_mtrl.credit.implicit import ImplicitCredit, Prescale
 from lightning_mtrl.errors import UserError
 
 EVIDENCE = {
@@ -37,7 +37,6 @@ class NormITPO(ImplicitCredit):
             the mean length of all responses (the released code); "mean".
         prescale: "none" (the paper) or "batch_max" (the released code); see `ImplicitCredit`.
         drop_last_token: as in the released code, the reward of a conversation's last sampled token is 0.
-        prm: how the PRM learns.
     """
 
     def __init__(
@@ -46,9 +45,8 @@ class NormITPO(ImplicitCredit):
         aggregate: Literal["sum", "mean_scaled", "mean"] = "sum",
         prescale: Prescale = "none",
         drop_last_token: bool = False,
-        prm: PRMConfig = PRMConfig(),  # noqa: B008  # frozen, so it can be shared
     ) -> None:
-        super().__init__(prm, prescale, drop_last_token)
+        super().__init__(prescale, drop_last_token)
         expect_above_zero("credit.init_args.eta", eta, 0.4)
         self.eta = eta
         self.evidence = EVIDENCE[aggregate]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_mtrl.environments.request_dialogue import Case, Move, Prospects, RequestDialogue
+from lightning_mtrl.environments.request_dialogue import Case, Move, Patience, Prospects, RequestDialogue
 
 SAME_FAMILY = 0.25  # outcome of a diagnosis of the right organ that is not the right one
 
@@ -172,6 +172,7 @@ class MedicalRecommendation(RequestDialogue):
     """
 
     demand = "What do I have?"
+    natural_patience = Patience(questions=3, before=(0,), after=(4,))  # 6 responses at most
     instructions = (
         "You are a doctor in a training game with made-up rules. The patient names what hurts. Ask one "
         "short question at a time, and when you know enough give the diagnosis in one short sentence, such "

@@ -138,14 +138,16 @@ class RequestDialogue(ABC):
 
     tiny_model: ClassVar[str] = "tasks"
     demand: ClassVar[str]
+    natural_patience: ClassVar[Patience] = Patience(
+        questions=3, before=(0,), after=(3,)
+    )  # 5 responses at most
     instructions: ClassVar[str]
 
     def __init__(self, size: Literal["tiny", "natural"] = "tiny", patience: Patience | None = None) -> None:
         if size not in ("tiny", "natural"):
             raise ValueError(f"size must be 'tiny' or 'natural', got {size!r}")
         self.size = size
-        natural = Patience(questions=3, before=(0,), after=(4,))
-        self.patience = patience or (natural if size == "natural" else Patience())
+        self.patience = patience or (self.natural_patience if size == "natural" else Patience())
 
     @abstractmethod
     def draw(self, rng: random.Random) -> Case:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from lightning_mtrl.conversation import describe_sent
 from lightning_mtrl.environments.protocol import Observation, Optimum, Transition
@@ -52,18 +52,23 @@ class SuggestedResponse:
 
     Args:
         max_turns: responses after which the customer has no more time.
-        instructions: give the agent a system message that explains the task; a chat model needs it, the
-            tiny model was trained without.
+        size: "natural" gives the agent a system message that explains the task; a chat model needs it, the
+            tiny model was trained without ("tiny").
         dynamics: the probabilities; see `SalesDynamics`.
     """
 
     def __init__(
-        self, max_turns: int = 8, instructions: bool = True, dynamics: SalesDynamics | None = None
+        self,
+        max_turns: int = 8,
+        size: Literal["tiny", "natural"] = "natural",
+        dynamics: SalesDynamics | None = None,
     ) -> None:
+        if size not in ("tiny", "natural"):
+            raise ValueError(f"size must be 'tiny' or 'natural', got {size!r}")
         if max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, got {max_turns}")
         self.max_turns = max_turns
-        self.instructions = instructions
+        self.size = size
         self.dynamics = dynamics or SalesDynamics()
 
     def reset(self, seed: int) -> Observation:
@@ -85,7 +90,7 @@ class SuggestedResponse:
             if rng.random() < chances.opens_with_budget:
                 customer.stated_budget = True
                 text += " " + reply_text("stated_budget", customer.need, customer.budget, rng)
-        system = INSTRUCTIONS if self.instructions else None
+        system = INSTRUCTIONS if self.size == "natural" else None
         return Observation(text, system, info=self._hidden())
 
     def step(self, response: str | None) -> Transition:

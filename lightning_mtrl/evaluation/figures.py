@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from matplotlib.figure import Figure
 
 from lightning_mtrl.evaluation.calibration import QReport
@@ -21,5 +24,26 @@ def calibration_figure(report: QReport) -> Figure:
     axes.set_title(
         f"held-out loss {report.loss:.3f}, constant {report.constant_loss:.3f}, {report.turns} turns"
     )
+    axes.legend()
+    return figure
+
+
+def learning_curve(rows: Sequence[Mapping[str, Any]], optimum: float | None) -> Figure:
+    """Success rate of each policy with its 95% interval.
+
+    Args:
+        rows: of a summary, one a policy.
+        optimum: success rate of the best agent, where it is known.
+    """
+    figure = Figure(figsize=(5.0, 3.5), layout="constrained")
+    axes = figure.subplots()
+    numbers = [row["iteration"] for row in rows]
+    lows, highs = zip(*(row["success_rate_interval"] for row in rows), strict=True)
+    axes.fill_between(numbers, lows, highs, alpha=0.2, label="95% interval")
+    axes.plot(numbers, [row["success_rate"] for row in rows], marker="o", label="success rate")
+    if optimum is not None:
+        axes.axhline(optimum, color="0.5", linestyle="--", label="best possible")
+    axes.set_xlabel("policy")
+    axes.set_ylim(0.0, 1.0)
     axes.legend()
     return figure

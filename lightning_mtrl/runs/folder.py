@@ -100,6 +100,11 @@ class RunFolder:
         """The latest policy as a peft folder."""
         return self.path / "adapters" / "policy"
 
+    @property
+    def figures(self) -> Path:
+        """The folder of what was drawn at the end of the run."""
+        return self.path / "figures"
+
     def rollouts(self, iteration: int, file_format: str = "parquet") -> Path:
         """The conversations of an iteration; `file_format` is "parquet" or "jsonl"."""
         return self.path / "rollouts" / f"{version_name(iteration)}.{file_format}"

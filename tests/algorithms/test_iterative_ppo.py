@@ -34,7 +34,7 @@ def _parts(estimator: str = "RLOO", algorithm: str = "IterativePPO", **improveme
     }
     config = RunConfig(
         model=ModelConfig(context_length=384),
-        environment=ClassSpec("lightning_mtrl.environments.SuggestedResponse", {"instructions": False}),
+        environment=ClassSpec("lightning_mtrl.environments.SuggestedResponse", {"size": "tiny"}),
         data=DataConfig(conversations=96, max_turns=8, max_response_tokens=16),
         algorithm=ClassSpec(
             f"lightning_mtrl.algorithms.{algorithm}", settings if algorithm == "IterativePPO" else {}

@@ -22,7 +22,7 @@ from lightning_mtrl.errors import UserError
 from lightning_mtrl.runs.checkpoint import load_checkpoint
 
 CREDIT, ESTIMATORS = "lightning_mtrl.credit", "lightning_mtrl.algorithms.conversation_estimators"
-PRM = {"prm": {"beta": 0.5, "learning_rate": 1e-3, "minibatch_groups": 2}}
+PRM = {"beta": 0.5, "learning_rate": 1e-3, "minibatch_groups": 2}
 
 
 def spec(name: str, home: str = CREDIT, **arguments: Any) -> dict[str, Any]:
@@ -33,18 +33,20 @@ def parts_of(
     credit: dict[str, Any] | None = None,
     estimator: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
+    prm: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Parts:
     given = {"conversations": 24, "group_size": 4, "max_turns": 8, "max_response_tokens": 12}
     config = RunConfig(
         model=ModelConfig(context_length=384, lora_rank=4),
-        environment=ClassSpec("lightning_mtrl.environments.SuggestedResponse", {"instructions": False}),
+        environment=ClassSpec("lightning_mtrl.environments.SuggestedResponse", {"size": "tiny"}),
         data=DataConfig(**{**given, "validation_share": 0.0, **(data or {})}),
         algorithm=ClassSpec(
             "lightning_mtrl.algorithms.ITPO",
             {
-                "credit": credit or spec("NormITPO", **PRM),
+                "credit": credit or spec("NormITPO"),
                 "estimator": estimator or spec("RLOO", ESTIMATORS),
+                "prm": {**PRM, **(prm or {})},
                 "settings": {"learning_rate": 1e-3, "minibatch_groups": 2, **settings},
             },
         ),
@@ -76,9 +78,9 @@ CREDITS = [
     spec("TrajectoryShare"),
     spec("Uniform"),
     spec("Dirichlet"),
-    spec("PRIME", **PRM, prescale="batch_max"),
-    spec("ITPO", **PRM),
-    spec("NormITPO", **PRM, aggregate="mean_scaled", prescale="batch_max"),
+    spec("PRIME", prescale="batch_max"),
+    spec("ITPO"),
+    spec("NormITPO", aggregate="mean_scaled", prescale="batch_max"),
     spec("LLMJudge", judge={"class_path": "scripted_judge.EarlyTurns"}),
 ]
 ESTIMATED = [
@@ -91,7 +93,7 @@ ESTIMATED = [
 
 @pytest.mark.parametrize(
     ("credit", "estimator"),
-    [*((c, None) for c in CREDITS), *((spec("NormITPO", **PRM), e) for e in ESTIMATED)],
+    [*((c, None) for c in CREDITS), *((spec("NormITPO"), e) for e in ESTIMATED)],
     ids=lambda s: s and s["class_path"].rpartition(".")[2],
 )
 def test_every_credit_and_every_estimator_moves_the_policy(
@@ -125,9 +127,7 @@ def test_the_first_step_compares_the_policy_with_itself() -> None:
 def test_an_update_does_not_depend_on_how_steps_are_cut() -> None:
     states = []
     for size in (None, 3):
-        parts = parts_of(
-            spec("NormITPO", prm={**PRM["prm"], "micro_batch_size": size}), micro_batch_size=size
-        )
+        parts = parts_of(prm={"micro_batch_size": size}, micro_batch_size=size)
         step(parts)
         states.append(torch.cat([weights(parts), weights(parts, "prm")]))
     assert torch.allclose(states[0], states[1], atol=2e-4)
@@ -235,14 +235,14 @@ CONFIG = """
 seed: 5
 fabric: {accelerator: cpu, threads: 1}
 model: {name: tiny, lora_rank: 4, lora_dropout: 0.1, context_length: 384}
-environment: {class_path: lightning_mtrl.environments.SuggestedResponse, init_args: {instructions: false}}
+environment: {class_path: lightning_mtrl.environments.SuggestedResponse, init_args: {size: tiny}}
 data: {conversations: 12, group_size: 4, max_turns: 8, max_response_tokens: 10, validation_share: 0.0}
 algorithm:
   class_path: lightning_mtrl.algorithms.ITPO
   init_args:
     credit:
       class_path: lightning_mtrl.credit.NormITPO
-      init_args: {prm: {beta: 0.5, learning_rate: 1.0e-3, minibatch_groups: 2}}
+    prm: {beta: 0.5, learning_rate: 1.0e-3, minibatch_groups: 2}
     estimator: {class_path: lightning_mtrl.algorithms.conversation_estimators.GAE}
     settings: {learning_rate: 1.0e-3, minibatch_groups: 2}
 loop: {iterations: 2}
@@ -275,7 +275,12 @@ def test_a_run_that_was_stopped_and_resumed_has_the_bytes_of_one_that_was_not(
     states = [load_checkpoint(run / name) for run in (whole, broken)]
     assert set(states[0].tensors) == {"policy", "prm", "value"}
     assert states[0].loop == states[1].loop
-    assert len(states[0].loop["algorithm"]["credit"]["probe"]) == 12
+    probe = states[0].loop["algorithm"]["credit"]
+    assert len(probe["conversations"]) == 12
+    assert len(probe["rewards"]) == len(probe["taus"]) == 2
+    drawn = {path.name for path in (broken / "figures").iterdir()}
+    names = ("learning_curve", "kendall_tau", "ranking_agreement", "score_slope", "reward_dynamics")
+    assert drawn == {f"{name}.png" for name in names}
     for file in ("policy", "prm", "value"):
         tensors = f"{name}/tensors-{file}.safetensors"
         assert (whole / tensors).read_bytes() == (broken / tensors).read_bytes()

@@ -30,7 +30,7 @@ fabric: {accelerator: cpu, threads: 1}
 model: {name: tiny, lora_rank: 4, lora_dropout: 0.1, context_length: 384}
 environment:
   class_path: lightning_mtrl.environments.SuggestedResponse
-  init_args: {instructions: false}
+  init_args: {size: tiny}
 data:
   conversations: 24
   max_turns: 8

@@ -23,6 +23,12 @@ TALKS = [replace(c, group=i // 2) for i, c in enumerate(some_talks(8))]
 LEARNING = credit.PRMConfig(beta=0.5, learning_rate=1e-2, epochs=3, minibatch_groups=2)
 
 
+def learns(assigner: CreditAssigner, prm: credit.PRMConfig = LEARNING) -> Any:
+    """The assigner, with its PRM learning in this way."""
+    assigner.prm = prm
+    return assigner
+
+
 def context_for(conversations: list[Conversation], **settings: Any) -> Context:
     context = small_context(small_backbone(["policy"]))
     context.datamodule.validation_share = settings.get("validation_share", 0.0)
@@ -77,8 +83,8 @@ def sharing() -> list[CreditAssigner]:
         credit.TrajectoryShare(),
         credit.Uniform(),
         credit.Dirichlet(0.5),
-        credit.NormITPO(prm=LEARNING),
-        credit.NormITPO(aggregate="mean_scaled", prescale="batch_max", drop_last_token=True, prm=LEARNING),
+        learns(credit.NormITPO()),
+        learns(credit.NormITPO(aggregate="mean_scaled", prescale="batch_max", drop_last_token=True)),
         credit.LLMJudge(ByLength()),
         credit.LLMJudge(AtOnce()),
     ]
@@ -122,13 +128,13 @@ def test_random_shares_are_new_in_each_iteration_and_the_same_when_it_is_done_ag
 
 
 def test_turn_rewards_of_itpo_are_sums_of_primes_tokens_and_both_sum_to_the_logit() -> None:
-    found, rollouts = assigned(credit.ITPO(LEARNING))
-    tokens, _ = assigned(credit.PRIME(LEARNING))
+    found, rollouts = assigned(learns(credit.ITPO()))
+    tokens, _ = assigned(learns(credit.PRIME()))
     assert not found.includes_outcome
     assert torch.equal(tokens.reward_mask, rollouts.batch.response_mask)
     sums = objectives.turn_sums(tokens.rewards, rollouts.batch.turn_index)
     assert torch.allclose(objectives.turn_sums(found.rewards, rollouts.batch.turn_index), sums, atol=1e-6)
-    again = credit.ITPO(LEARNING)
+    again = learns(credit.ITPO())
     result, _ = assigned(again)
     with torch.no_grad():
         scores = again.module.eval().scores(rollouts.batch)
@@ -150,9 +156,9 @@ def test_before_it_has_learned_itpo_rewards_nothing_and_norm_itpo_shares_evenly(
 
 
 def test_released_options_drop_the_last_token_and_scale_by_the_batch() -> None:
-    plain, rollouts = assigned(credit.PRIME(LEARNING))
-    dropped, _ = assigned(credit.PRIME(LEARNING, drop_last_token=True))
-    scaled, _ = assigned(credit.PRIME(LEARNING, prescale="batch_max"))
+    plain, rollouts = assigned(learns(credit.PRIME()))
+    dropped, _ = assigned(learns(credit.PRIME(drop_last_token=True)))
+    scaled, _ = assigned(learns(credit.PRIME(prescale="batch_max")))
     for row, conversation in enumerate(rollouts.conversations):
         last = int(rollouts.batch.turn_end[row, len(conversation.turns) - 1])
         assert plain.rewards[row, last] != 0
@@ -162,7 +168,7 @@ def test_released_options_drop_the_last_token_and_scale_by_the_batch() -> None:
 
 
 def test_the_prm_learns_who_won_and_moves_its_role_alone() -> None:
-    assigner = credit.NormITPO(prm=replace(LEARNING, epochs=12))
+    assigner = learns(credit.NormITPO(), replace(LEARNING, epochs=12))
     context = context_for(TALKS)
     assigner.setup(context)
     rollouts = fresh(context)
@@ -179,14 +185,14 @@ def test_the_prm_learns_who_won_and_moves_its_role_alone() -> None:
 
 
 def test_turn_rewards_are_compared_with_those_of_the_iteration_before() -> None:
-    assigner = credit.ITPO(LEARNING)
+    assigner = learns(credit.ITPO())
     context = context_for(TALKS)
     assigner.setup(context)
     rollouts = fresh(context)
     first, second = (assigner.fit(rollouts.batch, rollouts.conversations) for _ in range(2))
     assert math.isnan(first["reward_stability"])
     assert 0 < second["reward_stability"] < 1
-    still = credit.ITPO(credit.PRMConfig(learning_rate=0.0))
+    still = learns(credit.ITPO(), credit.PRMConfig(learning_rate=0.0))
     still.setup(context)
     still.load_state(assigner.state())
     assert still.fit(rollouts.batch, rollouts.conversations)["reward_stability"] == pytest.approx(1.0)
@@ -194,7 +200,7 @@ def test_turn_rewards_are_compared_with_those_of_the_iteration_before() -> None:
 
 def test_with_a_held_out_share_the_report_is_on_those_conversations() -> None:
     talks = [replace(c, group=i // 2) for i, c in enumerate(some_talks(24))]
-    assigner = credit.ITPO(replace(LEARNING, epochs=8))
+    assigner = learns(credit.ITPO(), replace(LEARNING, epochs=8))
     context = context_for(talks, validation_share=0.4)
     held_out = {c.id for c in context.datamodule.validation_conversations}
     assert 2 <= len(held_out) <= 20
@@ -257,7 +263,7 @@ def test_a_q_critic_needs_conversations_that_are_held_out_and_rewards_that_are_t
     [
         (lambda: credit.NormITPO(eta=0.0), r"credit\.init_args\.eta is 0\.0"),
         (lambda: credit.NormITPO(eta=-1.0), r"credit\.init_args\.eta is -1\.0"),
-        (lambda: credit.PRMConfig(beta=0.0), r"credit\.init_args\.prm\.beta is 0\.0"),
+        (lambda: credit.PRMConfig(beta=0.0), r"algorithm\.init_args\.prm\.beta is 0\.0"),
         (lambda: credit.PRMConfig(beta=float("nan")), r"prm\.beta is nan"),
         (lambda: credit.PRMConfig(minibatch_groups=0), r"prm\.minibatch_groups is 0"),
         (lambda: credit.PRMConfig(loss="pairwise", micro_batch_size=2), r"null with the loss 'pairwise'"),
@@ -275,7 +281,7 @@ def test_outcomes_that_cannot_be_learned_or_shared_are_refused_before_anything_m
     for assigner, talks, message in (
         (credit.ITPO(), too_large, "needs outcomes from 0 to 1"),
         (credit.NormITPO(), negative, "shares out outcomes >= 0"),
-        (credit.NormITPO(prm=credit.PRMConfig(loss="pairwise")), negative, "shares out outcomes >= 0"),
+        (learns(credit.NormITPO(), credit.PRMConfig(loss="pairwise")), negative, "shares out outcomes >= 0"),
     ):
         context = context_for(talks)
         assigner.setup(context)
@@ -283,13 +289,15 @@ def test_outcomes_that_cannot_be_learned_or_shared_are_refused_before_anything_m
         with watched(context.backbone) as moved, pytest.raises(UserError, match=message):
             assigner.fit(rollouts.batch, rollouts.conversations)
         assert moved["prm"] == []
-    found, rollouts = assigned(credit.ITPO(credit.PRMConfig(loss="pairwise", learning_rate=1e-2)), too_large)
+    found, rollouts = assigned(
+        learns(credit.ITPO(), credit.PRMConfig(loss="pairwise", learning_rate=1e-2)), too_large
+    )
     assert found.rewards.isfinite().all()
 
 
 def test_a_conversation_of_one_turn_is_outcome_learning_with_norm_itpo() -> None:
     talks = [talk(f"s-{i}", [[4 + i, 5, 1]], [i / 4]) for i in range(4)]
-    shares, rollouts = assigned(credit.NormITPO(prm=LEARNING), talks)
+    shares, rollouts = assigned(learns(credit.NormITPO()), talks)
     whole, _ = assigned(credit.Outcome(), talks)
     assert torch.allclose(shares.rewards, whole.rewards)
     assert rollouts.batch.input_ids[0, -1] != PAD
