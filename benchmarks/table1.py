@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from table1_report import Curve
 
     from lightning_mtrl.credit.probe import PRMProbe
+    from table1_report import Curve
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 TASKS = ("math_tutoring", "document_writing", "medical_recommendation")
@@ -163,9 +163,10 @@ def jobs_of(cells: Iterable[Cell], options: argparse.Namespace) -> list[Job]:
 def report(output: Path, cells: Sequence[Cell], seeds: int) -> str:
     """Write table and figures of what has finished; returns the table."""
     # Here, since they draw: the command line and the workers do not need them.
+    from torch.utils.tensorboard import SummaryWriter
+
     import table1_figures as figures
     from table1_report import best_known, markdown, read_curve, row_of, write_report
-    from torch.utils.tensorboard import SummaryWriter
 
     curves: dict[Cell, list[Curve]] = {}
     probes: dict[Cell, list[PRMProbe]] = {}
@@ -191,7 +192,6 @@ def _figures_of(
     task: str, curves: Mapping[Cell, list[Curve]], probes: Mapping[Cell, list[PRMProbe]]
 ) -> dict[str, Figure]:
     import table1_figures as figures
-
     from lightning_mtrl.credit.probe_figures import reward_dynamics
 
     shown = {f"{c.credit} {c.advantage}": runs for c, runs in curves.items() if c.task == task}

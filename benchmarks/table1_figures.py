@@ -8,12 +8,12 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from table1_report import Curve
 
 from lightning_mtrl.credit.probe import PRMProbe
 from lightning_mtrl.evaluation.intervals import mean_interval
 from lightning_mtrl.runs.checkpoint import latest_checkpoint, load_checkpoint
 from lightning_mtrl.runs.folder import RunFolder
+from table1_report import Curve
 
 Series = Mapping[str, Sequence[Sequence[float]]]  # by label: for each seed, a number for each iteration
 
@@ -87,7 +87,8 @@ def _band(axes: Axes, label: str, runs: Sequence[Sequence[float]], scale: int, f
     (line,) = axes.plot(places, [sum(c) / len(c) if c else math.nan for c in columns], label=label)
     if len(runs) > 1:
         ends = [mean_interval(c) if len(c) > 1 else (math.nan, math.nan) for c in columns]
-        axes.fill_between(places, *zip(*ends, strict=True), alpha=0.12, color=line.get_color())
+        low, high = zip(*ends, strict=True)
+        axes.fill_between(places, low, high, alpha=0.12, color=line.get_color())
 
 
 def _legend(axes: Axes) -> None:

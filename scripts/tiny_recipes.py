@@ -20,7 +20,7 @@ from lightning_mtrl.environments.medical_recommendation import (
     Complaint,
     MedicalRecommendation,
 )
-from lightning_mtrl.environments.request_dialogue import INVITATION, PLEASED, Case
+from lightning_mtrl.environments.request_dialogue import INVITATION, PLEASED, Case, Patience
 from lightning_mtrl.environments.sales_dynamics import FITTING_TIER, SalesDynamics
 from lightning_mtrl.environments.sales_language import ACT_PHRASES, NEEDS, REPLIES, TIERS
 from lightning_mtrl.environments.suggested_response import SuggestedResponse
@@ -143,7 +143,11 @@ class TasksRecipe(Recipe):
     """The three tasks with a withheld fact."""
 
     model, vocabulary, base_steps, pi_0_steps = "tasks", 1024, 2200, 120
-    environments = (MathTutoring(), DocumentWriting(), MedicalRecommendation())
+    # Conversations of five turns at most, and not of up to eight as when they are played: small talk repeats.
+    environments = tuple(
+        task(patience=Patience(after=(1, 2)))
+        for task in (MathTutoring, DocumentWriting, MedicalRecommendation)
+    )
     shares = (0, 1, 0, 2)  # adding takes most practice
 
     def any_agent(self, rng: random.Random, seed: int) -> str:

@@ -90,7 +90,7 @@ class Patience:
 
     questions: int = 1
     before: tuple[int, ...] = (0, 1, 2)
-    after: tuple[int, ...] = (1, 2)
+    after: tuple[int, ...] = (4,)
 
     def __post_init__(self) -> None:
         if self.questions < 1 or not self.before or not self.after or min(self.before + self.after) < 0:
