@@ -22,6 +22,7 @@ CREDITS = {
     "prime": "PRIME",
     "itpo": "ITPO",
     "norm_itpo": "NormITPO",
+    "norm_itpo_paper": "NormITPO",
     "llm_judge": "LLMJudge",
     "q_difference": "QDifference",
 }

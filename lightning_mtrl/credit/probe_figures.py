@@ -51,7 +51,7 @@ def reward_dynamics(probe: PRMProbe) -> Figure:
             linewidth=3 if decisive else 1,
             label=f"{label} (pivotal)" if decisive else label,
         )
-    axes.legend(fontsize="x-small")
+    figure.legend(fontsize="x-small", ncols=2, loc="outside lower center")
     return figure
 
 

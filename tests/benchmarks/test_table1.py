@@ -30,10 +30,10 @@ def curve(*outcomes: float, seed: int = 0) -> Curve:
 
 def test_the_rows_of_the_paper_are_cells_that_exist() -> None:
     cells = table1.chosen_cells(table1.TASKS, None, None)
-    assert len(cells) == 36
+    assert len(cells) == 39
     assert all(file.is_file() for cell in cells for size in ("tiny", "natural") for file in cell.files(size))
     everything = table1.chosen_cells(["suggested_response"], table1.names("credit"), None)
-    assert len(everything) == 9 * 4
+    assert len(everything) == 10 * 4
 
 
 def test_conversations_to_a_target_are_read_off_the_line_between_two_policies() -> None:
