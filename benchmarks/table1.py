@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 TASKS = ("math_tutoring", "document_writing", "medical_recommendation")
-# Rows of the paper's table 1, and Norm-ITPO by its text; the remaining combinations are open to --credits and --advantages.
+# Rows of the paper's table 1, and Norm-ITPO by its text; --credits and --advantages have all combinations.
 PAPER = {
     "gae": ("outcome", "prime", "itpo", "norm_itpo"),
     "rloo": ("trajectory_share", "uniform", "llm_judge", "prime", "itpo", "norm_itpo", "norm_itpo_paper"),

@@ -88,5 +88,5 @@ def test_the_natural_size_has_the_papers_numbers(
 
 def test_the_tiny_size_has_settings_of_its_own() -> None:
     natural, tiny = (itpo_of(composed("math_tutoring", "itpo", "gae", size)) for size in ("natural", "tiny"))
-    assert tiny.settings.learning_rate > 10 * natural.settings.learning_rate
+    assert tiny.settings.learning_rate > natural.settings.learning_rate
     assert tiny.credit.prm.beta > natural.credit.prm.beta
