@@ -64,6 +64,11 @@ from lightning_mtrl.objectives.policy_losses import (
     turn_product_ratio,
     with_token_gradient,
 )
+from lightning_mtrl.objectives.preference_losses import (
+    discounted_turn_weights,
+    multi_turn_dpo_loss,
+    refuel_loss,
+)
 from lightning_mtrl.objectives.returns import discounted_returns, lambda_returns, place_turn_rewards
 from lightning_mtrl.objectives.turn_advantages import (
     grpo_of_returns,
@@ -82,6 +87,7 @@ __all__ = [
     "clipped_policy_loss",
     "clipped_surrogate",
     "discounted_returns",
+    "discounted_turn_weights",
     "exact_kl",
     "gae",
     "grpo_advantages",
@@ -100,12 +106,14 @@ __all__ = [
     "masked_var",
     "masked_whiten",
     "mse_loss",
+    "multi_turn_dpo_loss",
     "norm_itpo_weights",
     "pairwise_accuracy",
     "pairwise_loss",
     "place_turn_rewards",
     "proportional_weights",
     "q_baseline_advantages",
+    "refuel_loss",
     "reinforce_loss",
     "returns_to_go",
     "rloo_advantages",

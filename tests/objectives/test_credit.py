@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_mtrl import objectives
 
-seeds = pytest.mark.parametrize("seed", range(12))
+seeds = given(seed=st.integers(0, 2**30))
 NAN = math.nan
 
 
@@ -102,9 +104,27 @@ def test_token_rewards_sum_to_turn_rewards_and_these_to_the_logit_of_the_loss(se
     assert torch.allclose(objectives.turn_sums(rewards, index).sum(1), scores)
 
 
-def test_a_conversation_of_one_turn_has_the_whole_outcome_there() -> None:
-    index = torch.tensor([[0, 1, 1, 0]])
-    assert weights_of(torch.tensor([[NAN, -30.0, 2.0, NAN]]), index, 0.4).tolist() == [[1.0]]
+@given(seed=st.integers(0, 2**30), length=st.integers(1, 5))
+def test_with_responses_of_one_length_all_evidence_that_keeps_size_is_the_sum(seed: int, length: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    turns = torch.randint(1, 4, (4,), generator=generator)
+    order = torch.arange(4 * length).repeat(4, 1)
+    index = torch.where(order < length * turns[:, None], order // length + 1, 0)
+    values = torch.randn(4, 4 * length, generator=generator, dtype=torch.float64)
+    sums = objectives.turn_sums(values, index)
+    assert torch.allclose(objectives.scaled_turn_means(values, index), sums)
+    assert torch.allclose(length * objectives.turn_means(values, index), sums)
+
+
+@given(seed=st.integers(0, 2**30), eta=st.floats(0.01, 100.0), length=st.integers(1, 5))
+def test_a_conversation_of_one_turn_has_the_whole_outcome_there(seed: int, eta: float, length: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = 30 * torch.randn(3, length + 2, generator=generator, dtype=torch.float64)
+    index = torch.zeros(3, length + 2, dtype=torch.int64)
+    index[:, 1 : length + 1] = 1
+    assert weights_of(values, index, eta).tolist() == [[1.0]] * 3
+    scores = objectives.trajectory_scores(values, index > 0, 0.5)
+    assert torch.allclose(objectives.turn_sums(0.5 * values, index)[:, 0], scores)
 
 
 def test_a_row_without_a_response_has_no_turns_and_no_nan() -> None:

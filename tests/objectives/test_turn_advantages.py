@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_mtrl import objectives
 
-seeds = pytest.mark.parametrize("seed", range(12))
+seeds = given(seed=st.integers(0, 2**30))
 NAN = math.nan
 
 # Rewards of rows with 2, 1 and 3 turns; the first two are one group of 2, or all are one of 3.
