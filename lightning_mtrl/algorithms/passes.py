@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +16,27 @@ from lightning_mtrl.modules.base import scored_tokens
 
 TOKENS_IN_PASS = 16384  # padding included, in a pass without gradients
 SHORTEST = 0.75  # of the longest conversation of a pass; the rest of its row is padding
+
+Batch = TypeVar("Batch", bound=TokenBatch)
+
+
+def by_token(
+    score: Callable[[Batch], Float[Tensor, "R W"]], batch: Batch, passes: Iterable[slice | Int[Tensor, " R"]]
+) -> Float[Tensor, "B T"]:
+    """One number for each token of a batch, which is scored in passes over some of its rows.
+
+    A pass has only the columns that its own rows need, so the width of what it finds is its own.
+
+    Args:
+        score: gives the numbers of some rows, 0 where there is none.
+        batch: all rows.
+        passes: rows of each pass; together all of them.
+    """
+    values = torch.zeros(batch.input_ids.shape, device=batch.input_ids.device)
+    for rows in passes:
+        found = score(batch.rows(rows))
+        values[rows, : found.size(1)] = found.to(values)
+    return values
 
 
 @torch.no_grad()
@@ -35,12 +57,8 @@ def token_values(
         batch: on the CPU.
         context: device, precision and backbone.
     """
-    values = torch.zeros(batch.input_ids.shape)
     with context.backbone.sampling(role), context.fabric.autocast():
-        for rows in of_similar_length(batch):
-            found = score(batch.rows(rows).to(context.fabric.device)).float().cpu()
-            values[rows, : found.size(1)] = found
-    return values
+        return by_token(lambda part: score(part.to(context.fabric.device)), batch, of_similar_length(batch))
 
 
 def role_logprobs(role: str, batch: ConversationBatch, context: Context) -> Float[Tensor, "B T"]:

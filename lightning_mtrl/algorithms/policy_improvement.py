@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.estimators import AdvantageEstimator
+from lightning_mtrl.algorithms.passes import by_token
 from lightning_mtrl.algorithms.progress import PhaseProgress
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
@@ -181,7 +182,7 @@ class SingleTurnImprover:
         self.critic.eval()
         batch = group_batch(prefixes, responses, self.glue).to(self.context.fabric.device)
         with self.context.fabric.autocast():
-            parts = [self.critic.values(part) for part in _parts(batch, SCORING_STATES)]
+            parts = [self.critic.values(batch.rows(rows)) for rows in _passes(batch)]
         return ScoredGroups(batch, torch.cat(parts))
 
     @torch.no_grad()
@@ -243,19 +244,19 @@ class SingleTurnImprover:
         return batch.by_response(rewards)
 
     def _reference_logprobs(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
-        parts = []
-        for part in _parts(batch, SCORING_STATES):
-            with self.context.fabric.autocast():
-                hidden = self.context.backbone.hidden(
-                    "reference", part.input_ids, part.attention_mask, part.position_ids
-                )
-                parts.append(scored_tokens(self.context.backbone, "reference", hidden, part)[0])
-        return torch.cat(parts)
+        backbone = self.context.backbone
+
+        def score(part: GroupBatch) -> Tensor:
+            hidden = backbone.hidden("reference", part.input_ids, part.attention_mask, part.position_ids)
+            return scored_tokens(backbone, "reference", hidden, part)[0]
+
+        with self.context.fabric.autocast():
+            return by_token(score, batch, _passes(batch))
 
     def _values(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
         if self.value is None or not self.estimator.needs_values:
             return torch.zeros_like(batch.behaviour_logprobs)
-        return torch.cat([self.value(part) for part in _parts(batch, SCORING_STATES)])
+        return by_token(self.value, batch, _passes(batch))
 
     def _groups(self, scored: ScoredGroups) -> Int[Tensor, " N"]:
         states, number = scored.q.shape
@@ -277,8 +278,8 @@ class SingleTurnImprover:
         }
 
 
-def _parts(batch: GroupBatch, size: int) -> list[GroupBatch]:
-    return [batch.rows(slice(start, start + size)) for start in range(0, len(batch), size)]
+def _passes(batch: GroupBatch) -> list[slice]:
+    return [slice(start, start + SCORING_STATES) for start in range(0, len(batch), SCORING_STATES)]
 
 
 def _reweighted(batch: ImprovementBatch) -> ImprovementBatch:
