@@ -64,15 +64,19 @@ def _moved(value: Any, device: torch.device | str) -> Any:
 
 
 def _chosen(value: Any, index: slice | Tensor, size: int, width: int, needed: int) -> Any:
-    if isinstance(value, tuple):
-        return tuple(value[i] for i in torch.arange(size)[index].tolist())
+    chosen = _at_rows(value, index, size)
     if not isinstance(value, Tensor):
-        return value
-    chosen = value[index]
+        return chosen
     for dimension in range(1, value.dim()):
         if value.size(dimension) == width:
             chosen = chosen.narrow(dimension, 0, needed)
     return chosen
+
+
+def _at_rows(value: Any, index: slice | Tensor, size: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(value[i] for i in torch.arange(size)[index].tolist())
+    return value[index] if isinstance(value, Tensor) else value
 
 
 def _not_alone(mask: Bool[Tensor, "B T T"]) -> Bool[Tensor, "B T"]:
@@ -247,21 +251,23 @@ class TurnFeatures:
 
     Attributes:
         features: hidden state at each turn's reading place.
-        turn_mask, turn_rewards, turn_weights: as in `ConversationBatch`.
+        turn_mask, turn_rewards, turn_weights, ids: as in `ConversationBatch`.
     """
 
     features: Float[Tensor, "B K H"]
     turn_mask: Bool[Tensor, "B K"]
     turn_rewards: Float[Tensor, "B K"]
     turn_weights: Float[Tensor, "B K"]
+    ids: tuple[str, ...]
 
     def to(self, device: torch.device | str) -> Self:
         """The same on another device."""
-        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        return replace(self, **{f.name: _moved(getattr(self, f.name), device) for f in fields(self)})
 
     def rows(self, index: slice | Int[Tensor, " R"]) -> Self:
         """Some of the conversations; weights keep their values."""
-        return replace(self, **{f.name: getattr(self, f.name)[index] for f in fields(self)})
+        chosen = {f.name: _at_rows(getattr(self, f.name), index, len(self)) for f in fields(self)}
+        return replace(self, **chosen)
 
     def __len__(self) -> int:
         return self.features.size(0)

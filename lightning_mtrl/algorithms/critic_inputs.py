@@ -56,13 +56,22 @@ class CriticInputs:
         while True:
             yield rng.sample(kept, len(kept))
 
+    def check_returns(self, conversations: Sequence[Conversation]) -> None:
+        """Refuse returns that the critic's loss is not for, before anything is computed.
+
+        Raises:
+            UserError: for the first one; it names the conversation.
+        """
+        for start in range(0, len(conversations), SCORING_BATCH):
+            self.critic.check_returns(self._collated(conversations[start : start + SCORING_BATCH]))
+
     def features(self, conversations: Sequence[Conversation]) -> TurnFeatures:
         """What the frozen base computes at the critic's reading places; rows in the order given."""
         self._keep(conversations)
         batch = self._collated(conversations)
         rows = [self._kept[id(c)][1] for c in conversations]
         features = pad_sequence(rows, batch_first=True)
-        return TurnFeatures(features, batch.turn_mask, batch.turn_rewards, batch.turn_weights)
+        return TurnFeatures(features, batch.turn_mask, batch.turn_rewards, batch.turn_weights, batch.ids)
 
     def _keep(self, conversations: Sequence[Conversation]) -> None:
         missing = [c for c in conversations if id(c) not in self._kept]

@@ -34,7 +34,8 @@ class EvaluationConfig:
     """How the Q-critic is fitted.
 
     Attributes:
-        loss: "bce" for returns in [0, 1], "mse", or "hl_gauss" (classification over bins of [0, 1]).
+        loss: "bce" for returns in [0, 1], "mse" for any, or "hl_gauss" (classification over bins of [0, 1]);
+            a return outside is refused.
         gamma: discount for each response, in (0, 1].
         td_lambda: 1 for Monte Carlo returns; less mixes in the critic's next values (SARSA(lambda)).
         read: hidden state that the critic reads: "header" after the response, or its "end".
@@ -82,8 +83,13 @@ def fit_critic(inputs: CriticInputs, stepper: Stepper, config: EvaluationConfig)
 
     Returns:
         The report on held-out conversations.
+
+    Raises:
+        UserError: for a return that the critic's loss is not for, before anything has moved.
     """
-    critic, held_out = inputs.critic, inputs.context.datamodule.validation_conversations
+    critic, data = inputs.critic, inputs.context.datamodule
+    held_out = data.validation_conversations
+    inputs.check_returns([*data.train_conversations, *held_out])
     measured = [batch for _, batch in inputs.batches(held_out)]
     best, best_state, stale = _loss(critic, measured), critic.state(), 0
     progress = PhaseProgress("evaluate", "epoch")

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from lightning_mtrl import objectives
 from lightning_mtrl.batch import ConversationBatch, TokenBatch, TurnFeatures
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.q_losses import QLoss, q_loss
+
+ROUNDING = 1e-5  # a return may be so far out of a loss's range, since it is a sum of floats
 
 
 class QCritic(RoleModule):
@@ -23,7 +26,8 @@ class QCritic(RoleModule):
 
     Args:
         backbone: the shared model; the critic's role starts as the base, not as the policy.
-        loss: "bce" for returns in [0, 1], "mse", or "hl_gauss".
+        loss: "bce" for returns in [0, 1], "mse" for any, "hl_gauss" for returns in [0, 1], or a loss of your
+            own.
         gamma: discount for each response, in (0, 1].
         td_lambda: 1 for Monte Carlo returns; less mixes in the critic's own next values (SARSA(lambda)).
         read: where the head reads: "header" is the last token of the glue after the response, where a
@@ -54,6 +58,7 @@ class QCritic(RoleModule):
     ) -> None:
         owns_role = trunk == "adapter"
         super().__init__(backbone, role if owns_role else "base", learning_rate, weight_decay, owns_role)
+        self.loss_name = loss if isinstance(loss, str) else type(loss).__name__
         self.objective = q_loss(loss) if isinstance(loss, str) else loss
         self.gamma, self.td_lambda, self.read, self.layer = gamma, td_lambda, read, layer
         self.norm = nn.LayerNorm(backbone.hidden_size)
@@ -101,6 +106,26 @@ class QCritic(RoleModule):
             batch.turn_rewards, values, batch.turn_mask, self.gamma, self.td_lambda
         )
 
+    def check_returns(self, batch: ConversationBatch | TurnFeatures) -> None:
+        """Refuse returns that the loss is not for; those of turns that carry no loss do not matter.
+
+        Raises:
+            UserError: for the first one; it names the conversation.
+        """
+        if self.objective.returns is None:
+            return
+        low, high = self.objective.returns
+        returns = objectives.discounted_returns(batch.turn_rewards, batch.turn_mask, self.gamma)
+        inside = (returns >= low - ROUNDING) & (returns <= high + ROUNDING)
+        wrong = ~inside & (batch.turn_weights > 0)
+        if bool(wrong.any()):
+            row, turn = wrong.nonzero()[0].tolist()
+            raise UserError(
+                f"conversation {batch.ids[row]!r} has return {returns[row, turn].item():g} after its "
+                f"response {turn + 1}, but the Q-critic's loss {self.loss_name!r} needs returns from {low:g} "
+                f"to {high:g}. Scale the environment's rewards, or use evaluation.loss mse, which takes any."
+            )
+
     def training_step(self, batch: ConversationBatch | TurnFeatures, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Mean loss over the (state, response) pairs of the batch; every turn weighs the same."""
         loss = self.loss(batch)
@@ -113,7 +138,12 @@ class QCritic(RoleModule):
         self.log_metrics("critic", {"q_loss": self.loss(batch)}, weight=turns)
 
     def loss(self, batch: ConversationBatch | TurnFeatures) -> Float[Tensor, ""]:
-        """Loss of the pairs, weighted by `turn_weights`."""
+        """Loss of the pairs, weighted by `turn_weights`.
+
+        Raises:
+            UserError: for a return that the loss is not for.
+        """
+        self.check_returns(batch)
         raw = self(batch)
         targets = self.targets(batch, self.objective.values(raw.detach()))
         losses = self.objective.loss(raw.flatten(0, 1), targets.flatten().to(raw.dtype))

@@ -11,9 +11,15 @@ from lightning_mtrl import objectives
 
 
 class QLoss(Protocol):
-    """A head's outputs per (state, response), their loss, and the value they mean."""
+    """A head's outputs per (state, response), their loss, and the value they mean.
+
+    Attributes:
+        outputs: numbers that the head gives for each pair.
+        returns: smallest and largest return that the loss is for; None where any will do.
+    """
 
     outputs: int
+    returns: tuple[float, float] | None
 
     def loss(self, raw: Float[Tensor, "N O"], targets: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Loss of each pair."""
@@ -32,6 +38,7 @@ class BinaryCrossEntropy:
     """For returns in [0, 1]; its minimiser is the conditional mean, for soft targets too."""
 
     outputs = 1
+    returns: tuple[float, float] | None = (0.0, 1.0)
 
     def loss(self, raw: Float[Tensor, "N 1"], targets: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Cross-entropy in nats of each pair."""
@@ -50,6 +57,7 @@ class MeanSquaredError:
     """For returns of any size."""
 
     outputs = 1
+    returns: tuple[float, float] | None = None
 
     def loss(self, raw: Float[Tensor, "N 1"], targets: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
         """Squared error of each pair."""
@@ -77,6 +85,7 @@ class HLGauss:
 
     def __init__(self, low: float = 0.0, high: float = 1.0, bins: int = 51) -> None:
         self.outputs = bins
+        self.returns: tuple[float, float] | None = (low, high)
         self.low, self.high = low, high
 
     def loss(self, raw: Float[Tensor, "N O"], targets: Float[Tensor, " N"]) -> Float[Tensor, " N"]:

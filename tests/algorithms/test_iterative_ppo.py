@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import BOT, END, USER, move, small_backbone, small_context
+from small_models import BOT, END, USER, move, own_weights, small_backbone, small_context
 
 from lightning_mtrl.algorithms.base import Improvement, Signal
 from lightning_mtrl.algorithms.estimators import RLOO
@@ -17,6 +17,7 @@ from lightning_mtrl.algorithms.policy_improvement import ImprovementConfig, Sing
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import ClassSpec, DataConfig, ModelConfig, RunConfig
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.modules.policy import Policy
 from lightning_mtrl.modules.q_critic import QCritic
@@ -72,6 +73,19 @@ def test_every_estimator_moves_the_policy_and_reports_the_gain(estimator: str) -
     assert improvement.metrics["gain_low"] <= improvement.metrics["gain"] <= improvement.metrics["gain_high"]
     assert {"q_loss", "constant_loss", "auc", "calibration_error"} <= set(signal.metrics)
     assert "calibration" in signal.figures
+
+
+def test_returns_outside_of_what_the_loss_is_for_are_refused_before_anything_moves() -> None:
+    parts = _parts()
+    rollouts = _rollouts(parts)
+    last = parts.context.datamodule.train_conversations[-1]
+    odd = replace(last, turns=(*last.turns[:-1], replace(last.turns[-1], reward=3.0)))
+    found = [odd if c is last else c for c in rollouts]
+    parts.context.datamodule.set_rollouts(found, seed=0)
+    before = own_weights(parts.algorithm.critic)
+    with pytest.raises(UserError, match=rf"{last.id}' has return .*'bce' needs .*evaluation\.loss mse"):
+        parts.algorithm.evaluate(found)
+    assert all(torch.equal(a, b) for a, b in zip(before, own_weights(parts.algorithm.critic), strict=True))
 
 
 def test_a_critic_that_is_not_trusted_means_no_step_and_says_so() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import PAD, move, small_backbone, small_context, some_talks, talk, watched
+from small_models import END, PAD, move, own_weights, small_backbone, small_context, some_talks, talk, watched
 
 from lightning_mtrl import credit, objectives
 from lightning_mtrl.algorithms.base import Context
@@ -256,6 +256,25 @@ def test_a_q_critic_needs_conversations_that_are_held_out_and_rewards_that_are_t
     odd = [replace(c, outcome=0.25) for c in some_talks(8)]
     with pytest.raises(UserError, match="rewards that sum to"):
         assigned(credit.QDifference(), odd, validation_share=0.3)
+
+
+def test_returns_that_a_q_critic_cannot_fit_are_refused_before_anything_moves() -> None:
+    talks, large = some_talks(16), talk("large", [[4, END]], [3.0])
+    for loss in ("bce", "hl_gauss"):
+        context = context_for([*talks, large], validation_share=0.3)
+        assigner = credit.QDifference(EvaluationConfig(loss=loss, gamma=1.0))
+        assigner.setup(context)
+        heads, rollouts = own_weights(assigner.critic), fresh(context)
+        with (
+            watched(context.backbone) as moved,
+            pytest.raises(UserError, match=f"'large' has return 3 .*'{loss}' needs returns from 0 to 1"),
+        ):
+            assigner.fit(rollouts.batch, rollouts.conversations)
+        assert moved["critic"] == []
+        assert all(torch.equal(a, b) for a, b in zip(heads, own_weights(assigner.critic), strict=True))
+    assigned(
+        credit.QDifference(EvaluationConfig(loss="mse", gamma=1.0)), [*talks, large], validation_share=0.3
+    )
 
 
 @pytest.mark.parametrize(

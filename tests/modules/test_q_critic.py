@@ -23,6 +23,7 @@ from small_models import (
 
 from lightning_mtrl.batch import TurnFeatures
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.rollouts.datamodule import RolloutDataModule
 
@@ -95,6 +96,39 @@ def test_a_critic_fits_known_returns(loss: str, read: Any, layer: int | None) ->
     found = critic.values(conversations_batch([good, bad]))
     # HL-Gauss has bins of 1/51, and its cut moves the ends by 0.6 of a bin.
     assert found.flatten().tolist() == pytest.approx([0.5, 1.0, 0.0, 0.0], abs=0.04)
+
+
+@pytest.mark.parametrize("loss", ["bce", "hl_gauss"])
+@pytest.mark.parametrize(
+    ("rewards", "found"), [([0.5, 1.0], "1.4 after its response 1"), ([0.5, -2.0], "-1.3")]
+)
+def test_returns_that_a_loss_is_not_for_are_refused(loss: str, rewards: list[float], found: str) -> None:
+    critic = _critic(loss=loss, gamma=0.9)
+    batch = conversations_batch([*TALKS, talk("odd", [[4, END], [5, END]], rewards)])
+    whole = f"conversation 'odd' has return {found}.*loss '{loss}' needs .* 0 to 1.*use evaluation.loss mse"
+    for step in (critic.training_step, critic.validation_step):
+        with pytest.raises(UserError, match=whole):
+            step(batch)
+    assert math.isfinite(_critic(loss="mse", gamma=0.9).loss(batch).item())
+
+
+def test_frozen_features_name_the_conversation_too() -> None:
+    critic = _critic(trunk="frozen")
+    batch = conversations_batch([*TALKS, talk("odd", [[4, END]], [3.0])])
+    read = critic.read_base(batch)
+    features = TurnFeatures(read, batch.turn_mask, batch.turn_rewards, batch.turn_weights, batch.ids)
+    assert features.rows(slice(2, 4)).ids == features.rows(torch.tensor([2, 3])).ids == ("c-2", "c-3")
+    with pytest.raises(UserError, match="conversation 'odd' has return 3 after its response 1"):
+        critic.loss(features.rows(torch.tensor([0, 6])))
+
+
+@pytest.mark.parametrize("loss", ["bce", "hl_gauss"])
+def test_the_rounding_of_a_sum_and_turns_without_a_loss_are_no_reason_to_refuse(loss: str) -> None:
+    critic = _critic(loss=loss, gamma=1.0)
+    tenths = talk("tenths", [[4, END]] * 10, [0.1] * 10)
+    before, after = talk("explored", [[4, END], [5, END]], [3.0, 1.0]).turns
+    explored = replace(talk("explored", [[4, END]], [1.0]), turns=(before, replace(after, explored=True)))
+    assert math.isfinite(critic.loss(conversations_batch([tenths, explored])).item())
 
 
 def test_responses_in_the_same_state_are_told_apart() -> None:
@@ -209,7 +243,7 @@ def test_what_a_frozen_trunk_reads_can_be_computed_once() -> None:
     critic.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
     batch = conversations_batch(TALKS)
     read = critic.read_base(batch)
-    features = TurnFeatures(read, batch.turn_mask, batch.turn_rewards, batch.turn_weights)
+    features = TurnFeatures(read, batch.turn_mask, batch.turn_rewards, batch.turn_weights, batch.ids)
     assert len(features) == len(TALKS)
     with torch.no_grad():
         assert torch.equal(critic(features), critic(batch))
