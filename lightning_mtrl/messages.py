@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -17,6 +18,13 @@ _RESTRICTED = re.compile(r"^Not of type (?P<kind>\w+): ")
 _REQUIRED = re.compile(r"^the following arguments are required: (?P<keys>.+)$")
 _GIVEN = re.compile(r"\nGiven value type:.*?Given value: (?P<value>.*)$", re.DOTALL)
 _UNRECOGNIZED = re.compile(r"^unrecognized arguments: (?P<first>\S+)")
+_SUBTYPES = re.compile(r"^Subtypes: \[<class '(?P<base>\w+\.[\w.]+)'>", re.MULTILINE)
+_NO_PART = re.compile(
+    r"^(?:Expected a dot import path string:|Not a valid subclass of |Import path .*does not )"
+)
+_CLASS_PATH = re.compile(r"^\s*\{.*?'class_path': '([^']*)'")
+_ABSTRACT = re.compile(r"^Expected an instantiatable class, but ")
+_OF_CLASS = re.compile(r" is not an argument of | There are: | \(an argument of ")
 _UNION = "Does not validate against any of the Union subtypes"
 
 
@@ -28,6 +36,11 @@ def readable(error: Exception, parser: ArgumentParser) -> str:
         parser: the parser at work; its keys are the choices.
     """
     return _told("", _dedent(str(error)), parser)
+
+
+def says_what_is_missing(error: Exception) -> bool:
+    """Whether a parser's error is about options that were not given, and not about those that were."""
+    return bool(_REQUIRED.match(str(error)))
 
 
 def with_choices(problem: str, given: str, choices: Iterable[str]) -> str:
@@ -68,10 +81,11 @@ def _told_of_class(key: str, path: str, detail: str) -> str:
     if match := _OPTION.match(detail):
         name = _joined(match["group"] or "", match["key"])
         near = _known_near(name, _keys(_parser_of(path)), f"{key}.init_args")
-        return (
-            f"{key}.init_args.{name} is not an argument of {path}.{near} --{key}.help {path} explains them."
-        )
-    return _told(f"{key}.init_args", detail, ArgumentParser()) + f" (an argument of {path})"
+        # Only the keys of a parser have help of their own.
+        where = "" if "." in key else f" --{key}.help {path} explains them."
+        return f"{key}.init_args.{name} is not an argument of {path}.{near}{where}"
+    told = _told(f"{key}.init_args", detail, ArgumentParser())
+    return told if _OF_CLASS.search(told) else f"{told} (an argument of {path})"
 
 
 def _parser_of(path: str) -> ArgumentParser:
@@ -84,9 +98,13 @@ def _parser_of(path: str) -> ArgumentParser:
 
 def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
     given = _GIVEN.search(detail)
-    value = _shown(given["value"] if given else "")
+    text = given["value"] if given else ""
+    value = _shown(text)
     listed = _GIVEN.sub("", detail.partition("Errors:\n")[2])
     entries = [_dedent(entry) for entry in re.split(r"(?:^|\n)\s{0,4}- ", listed) if entry.strip()]
+    base = _SUBTYPES.search(detail)
+    if base and (problem := _no_part(key, text, base["base"], entries)):
+        return problem
     of_class = [entry for entry in entries if _CLASS.match(entry)]
     if of_class:
         return _told(key, of_class[-1], parser)
@@ -95,6 +113,39 @@ def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
     if len(kinds) == len(entries):
         return f"{key} is {value}, but {' or '.join(dict.fromkeys(map(_kind, kinds)))} was expected."
     return f"{key} is {value}, which does not fit: {'; '.join(dict.fromkeys(entries))}."
+
+
+def _no_part(key: str, given: str, base_path: str, entries: list[str]) -> str | None:
+    """What is wrong with the class of a part, and the classes that there are; None if it is its arguments."""
+    classes = [match for match in map(_CLASS.match, entries) if match]
+    if any(
+        _KEY.match(_dedent(match["detail"])) or _OPTION.match(_dedent(match["detail"])) for match in classes
+    ):
+        return None
+    module, _, base_name = base_path.rpartition(".")
+    if classes:
+        why = f"which cannot be found ({_dedent(classes[0]['detail'])})"
+    elif any(map(_ABSTRACT.match, entries)):
+        why = "which is only a base of others"
+    elif any(map(_NO_PART.match, entries)):
+        why = f"which is no {base_name}"
+    else:
+        return None
+    inside = _CLASS_PATH.search(given)
+    path = classes[0]["path"] if classes else inside[1] if inside else given.strip()
+    place = f"{key}.class_path" if inside else key
+    known = _subclasses(getattr(importlib.import_module(module), base_name))
+    return with_choices(f"{place} is {path!r}, {why}", path.rpartition(".")[2], known)
+
+
+def _subclasses(base: type) -> set[str]:
+    """Short names of the classes of a kind that can be made."""
+    found = [base]
+    for kind in found:  # grows meanwhile
+        found += [below for below in kind.__subclasses__() if below not in found]
+    return {
+        kind.__name__ for kind in found if not (inspect.isabstract(kind) or kind.__name__.startswith("_"))
+    }
 
 
 def _unknown(key: str, parser: ArgumentParser) -> str:

@@ -21,8 +21,9 @@ from jsonargparse.typing import register_type
 from lightning_mtrl.class_lookup import CLASS_KEYS, cannot_find, class_type, missing_class
 from lightning_mtrl.class_options import as_mappings
 from lightning_mtrl.config import ClassSpec, RunConfig
+from lightning_mtrl.config_files import advice_on_order
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.messages import readable
+from lightning_mtrl.messages import readable, says_what_is_missing
 
 if TYPE_CHECKING:
     from lightning_mtrl.algorithms.base import Algorithm
@@ -154,17 +155,45 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     try:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
-        raise UserError(_in_file(parser, arguments) or _told(error, parser)) from error
+        raise UserError(_located(error, parser, arguments)) from error
 
 
-def _in_file(parser: ArgumentParser, arguments: Sequence[str]) -> str | None:
-    for file in filter(None, option_values(arguments, "--config")):
+def _located(error: ArgumentError, parser: ArgumentParser, arguments: Sequence[str]) -> str:
+    """The first mistake, with the file that makes it; a file is read over all that stands before it."""
+    written = [argument for argument in arguments if not argument.startswith("--print_config")]
+    vars(parser).pop(
+        "print_config", None
+    )  # else it prints the first part that is right, and ends the process
+    places = _config_places(written)
+    for number, (start, end, file) in enumerate(places):
         if not Path(file).is_file():
             return f"--config {file}: there is no such file. Check the path."
-        try:
-            parser.parse_path(file)
-        except ArgumentError as error:
-            return f"{file}: {_told(error, parser)}"
+        if before := _mistake(parser, written[:start]):
+            return _told(before, parser)
+        if found := _mistake(parser, written[:end]):
+            told, files = _told(found, parser), [file for *_, file in places]
+            return f"{file}: {told}{advice_on_order(told, files, number, written[:start])}"
+    return _told(error, parser)
+
+
+def _config_places(arguments: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Each --config with a value: where it starts, where the next argument does, and the file."""
+    places = []
+    for start, argument in enumerate(arguments):
+        option, given, value = argument.partition("=")
+        if option == "--config" and given:
+            places.append((start, start + 1, value))
+        elif option == "--config" and start + 1 < len(arguments):
+            places.append((start, start + 2, arguments[start + 1]))
+    return places
+
+
+def _mistake(parser: ArgumentParser, arguments: Sequence[str]) -> ArgumentError | None:
+    """What is wrong with the beginning of a command line, apart from what it does not say yet."""
+    try:
+        parser.parse_args(list(arguments))
+    except ArgumentError as error:
+        return None if says_what_is_missing(error) else error
     return None
 
 

@@ -31,7 +31,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "credit"),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),
-    ("conversation", "batch", "config", "class_lookup", "class_options", "messages", "ranges", "errors"),
+    (
+        "conversation",
+        "batch",
+        "config",
+        "config_files",
+        "class_lookup",
+        "class_options",
+        "messages",
+        "ranges",
+        "errors",
+    ),
 )
 RANKS = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 

@@ -36,6 +36,7 @@ def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return run
 
 
+CONFIGS = Path(__file__).parents[1] / "configs"
 ALGORITHM = "algorithm.init_args"
 VALUES = [
     ("seed", "-1", "a whole number from 0"),
@@ -151,6 +152,26 @@ def test_one_response_a_state_cannot_be_compared_with_others(
 )
 def test_an_unknown_key_or_class(mistake: Mistake, arguments: list[str], named: str) -> None:
     assert named in mistake("fit", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("algorithm.credit", "PRIM", "credit is 'PRIM', which is no CreditAssigner. Did you mean PRIME? "),
+        ("algorithm.credit", "lightning_mtrl.credit.NormITP", "Did you mean NormITPO? There are: Dirichlet"),
+        ("algorithm.estimator", "RLO", "no ConversationEstimator. Did you mean RLOO? There are: GAE, "),
+        ("algorithm.settings.learning_rat", "1", "mean algorithm.init_args.settings.learning_rate?"),
+        ("algorithm.credit.et", "1", "Did you mean algorithm.init_args.credit.init_args.eta?"),
+        ("environment.siz", "tiny", "Did you mean environment.init_args.size?"),
+    ],
+)
+def test_a_misspelt_option_after_three_files_is_told_of_no_file(
+    mistake: Mistake, key: str, value: str, told: str
+) -> None:
+    files = [f"--config={CONFIGS / name}.yaml" for name in ("itpo", "tasks/math_tutoring", "size/tiny")]
+    message = mistake("fit", *files, f"--{key}={value}")
+    assert message.startswith(f"error: {key.partition('.')[0]}.init_args.{key.partition('.')[2][:3]}")
+    assert told in message
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,44 @@ def test_printed_configuration_holds_every_key_and_can_be_used(
     assert load_config(written(tmp_path, "p.yaml", printed)) == load_config(overrides=["--seed=7"])
 
 
+def test_a_mistake_is_told_of_the_file_or_option_that_makes_it_and_not_of_a_file_before_it(
+    tmp_path: Path,
+) -> None:
+    shop = written(tmp_path, "shop.yaml", "algorithm: {class_path: Uniform}")
+    # Right only over the first: the default class has no argument of that name.
+    half = written(tmp_path, "half.yaml", "algorithm: {init_args: {share: 0.5}}")
+    typo = written(tmp_path, "typo.yaml", "algorithm: {init_args: {shar: 0.5}}")
+    given = ["--config", str(shop), f"--config={half}"]
+    expected = "algorithm.init_args.shar is not an argument of fake_algorithms.Uniform. Did you mean"
+    assert mistake(*given, "--algorithm.shar=1").startswith(expected)
+    assert mistake("--algorithm.shar=1", *given).startswith("algorithm.init_args.shar is not an argument of")
+    assert mistake(*given, f"--config={typo}", "--seed=1").startswith(f"{typo}: {expected}")
+    assert mistake(*given, "--print_config", f"--config={typo}").startswith(f"{typo}: {expected}")
+    assert mistake("--algorithm=Uniform", f"--config={half}", "--sed=1").startswith("sed is not a known key")
+    with pytest.raises(UserError, match=r"^seed is 'x'"):
+        parse_run(
+            "collect", "", [*given, "--seed=x"], lambda p: p.add_argument("--output", type=str, required=True)
+        )
+
+
+def test_files_in_the_wrong_order_are_told_in_which_to_give_them(tmp_path: Path) -> None:
+    shop = written(tmp_path, "shop.yaml", "algorithm: {class_path: Uniform}")
+    half = written(tmp_path, "half.yaml", "algorithm: {share: 0.5}")
+    part = written(tmp_path, "part.yaml", "algorithm: {init_args: {credit: {init_args: {eta: 1}}}}")
+    whole = written(tmp_path, "whole.yaml", PARTS)
+    tokens = written(
+        tmp_path, "tokens.yaml", "algorithm: {init_args: {credit: {class_path: fake_algorithms.Tokens}}}"
+    )
+    wrong = mistake(f"--config={half}", f"--config={shop}")
+    assert wrong.startswith(f"{half}: algorithm.init_args.share is not an argument of fake_algorithms.I")
+    assert f"give {shop}, which names a class, first" in wrong
+    assert "give a file that names one first" in mistake(f"--config={half}")
+    named = mistake(f"--config={whole}", f"--config={tokens}", f"--config={part}")
+    assert "algorithm.init_args.credit.init_args.eta is not an argument of fake_algorithms.Tokens" in named
+    assert "first" not in named
+    assert "first" not in mistake("--algorithm=IterativePPO", f"--config={half}")
+
+
 PARTS = """
 algorithm:
   class_path: fake_algorithms.Composed
@@ -349,6 +387,23 @@ def test_files_for_parts_of_an_algorithm_compose_in_any_order(tmp_path: Path) ->
     kept: Any = build_algorithm(load_config(base, eta))
     assert kept.credit.eta == 0.1
     assert kept.settings.kl_coef == 0.3
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("Share", "credit is 'Share', which is no Credit. Did you mean Shares? "),
+        ("{class_path: Share}", "credit.class_path is 'Share', which is no Credit. Did you mean Shares? "),
+        ("fake_algorithms.Shars", "credit is 'fake_algorithms.Shars', which cannot be found (module "),
+        ("no_such.Shares", "credit is 'no_such.Shares', which cannot be found (No module named 'no_such')"),
+        ("fake_algorithms.Group", "credit is 'fake_algorithms.Group', which is no Credit. "),
+        ("3", "credit is '3', which is no Credit. "),
+    ],
+)
+def test_a_part_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, given: str, told: str) -> None:
+    message = mistake(f"--config={written(tmp_path, 'base.yaml', PARTS)}", f"--algorithm.credit={given}")
+    assert message.startswith(f"algorithm.init_args.{told}")
+    assert "There are: Credit, Shares, Tokens." in message
 
 
 def test_what_a_part_refuses_is_told_as_it_said_it(tmp_path: Path) -> None:
