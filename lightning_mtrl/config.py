@@ -101,6 +101,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         expect(bool(self.name.strip()), "model.name", self.name, 'a model, such as "tiny"', "tiny")
+        _expect_text_or_null("model.gguf_file", self.gguf_file, "model.gguf")
+        _expect_text_or_null("model.adapter", self.adapter, "my/adapter")
         expect_at_least("model.lora_rank", self.lora_rank, 1, 16)
         expect_above_zero("model.lora_alpha", self.lora_alpha, 1.0)
         expect(0.0 <= self.lora_dropout < 1.0, "model.lora_dropout", self.lora_dropout, "in [0, 1)", 0.0)
@@ -273,3 +275,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         expect(0 <= self.seed < 2**32, "seed", self.seed, "a whole number from 0 to 4294967295", 0)
+        _expect_text_or_null("run_dir", self.run_dir, "runs/mine")
+
+
+def _expect_text_or_null(key: str, value: str | None, example: str) -> None:
+    # An empty text is an unset variable of a shell; taken for null it would quietly mean something else.
+    expect(value is None or bool(value.strip()), key, value, "a name, or null", example)

@@ -140,7 +140,7 @@ def _no_part(key: str, given: str, base_path: str, entries: list[str]) -> str | 
 
 def _subclasses(base: type) -> set[str]:
     """Short names of the classes of a kind that can be made."""
-    found = [base]
+    found: list[type[object]] = [base]
     for kind in found:  # grows meanwhile
         found += [below for below in kind.__subclasses__() if below not in found]
     return {

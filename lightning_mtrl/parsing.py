@@ -20,6 +20,7 @@ from jsonargparse.typing import register_type
 
 from lightning_mtrl.class_lookup import CLASS_KEYS, cannot_find, class_type, missing_class
 from lightning_mtrl.class_options import as_mappings
+from lightning_mtrl.command_line import option_places, option_values, refuse_empty_paths
 from lightning_mtrl.config import ClassSpec, RunConfig
 from lightning_mtrl.config_files import advice_on_order
 from lightning_mtrl.errors import UserError
@@ -152,6 +153,7 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 
 def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     """Parse, and tell a mistake as a `UserError` that names the key and the file where it stands."""
+    refuse_empty_paths(arguments)
     try:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
@@ -164,7 +166,7 @@ def _located(error: ArgumentError, parser: ArgumentParser, arguments: Sequence[s
     vars(parser).pop(
         "print_config", None
     )  # else it prints the first part that is right, and ends the process
-    places = _config_places(written)
+    places = list(option_places(written, "--config"))
     for number, (start, end, file) in enumerate(places):
         if not Path(file).is_file():
             return f"--config {file}: there is no such file. Check the path."
@@ -174,18 +176,6 @@ def _located(error: ArgumentError, parser: ArgumentParser, arguments: Sequence[s
             told, files = _told(found, parser), [file for *_, file in places]
             return f"{file}: {told}{advice_on_order(told, files, number, written[:start])}"
     return _told(error, parser)
-
-
-def _config_places(arguments: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Each --config with a value: where it starts, where the next argument does, and the file."""
-    places = []
-    for start, argument in enumerate(arguments):
-        option, given, value = argument.partition("=")
-        if option == "--config" and given:
-            places.append((start, start + 1, value))
-        elif option == "--config" and start + 1 < len(arguments):
-            places.append((start, start + 2, arguments[start + 1]))
-    return places
 
 
 def _mistake(parser: ArgumentParser, arguments: Sequence[str]) -> ArgumentError | None:
@@ -211,12 +201,6 @@ def command_parser(command: str, description: str) -> _CommandParser:
         allow_abbrev=False,
         print_config="--print_config",
     )
-
-
-def option_values(arguments: Sequence[str], option: str) -> list[str]:
-    """The values that an option such as "--config" is given, in order."""
-    followed = zip(arguments, [*arguments, ""][1:], strict=True)
-    return [a.partition("=")[2] or following for a, following in followed if a.partition("=")[0] == option]
 
 
 def _run_parser(

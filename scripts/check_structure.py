@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "config_files",
         "class_lookup",
         "class_options",
+        "command_line",
         "messages",
         "ranges",
         "errors",

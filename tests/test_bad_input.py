@@ -260,6 +260,38 @@ def test_a_folder_that_is_no_run(mistake: Mistake, tmp_path: Path, command: list
     assert not (tmp_path / "talks.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["fit"], "--resume"),
+        (["fit"], "--run_dir"),
+        (["fit"], "--config"),
+        (["validate"], "--run"),
+        (["validate"], "--run_dir"),
+        (["collect", "--output=talks.jsonl"], "--run"),
+        (["collect", "--output=talks.jsonl"], "--config"),
+        (["collect", "--run=."], "--output"),
+        (["export", "--output=policy"], "--run"),
+        (["export", "--run=."], "--output"),
+    ],
+)
+def test_a_path_from_a_variable_that_is_not_set(
+    mistake: Mistake, tmp_path: Path, command: list[str], option: str
+) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n")  # an empty path must not mean this folder
+    for given in ([f"{option}="], [option, ""], [f"{option}= "]):
+        assert mistake(*command, *given).startswith(f"error: {option} is '', but a path was expected.")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize("key", ["run_dir", "model.adapter", "model.gguf_file"])
+def test_an_empty_text_is_not_null(mistake: Mistake, tmp_path: Path, key: str) -> None:
+    section, _, name = key.rpartition(".")
+    (tmp_path / "c.yaml").write_text(f"{section}: {{{name}: ''}}\n" if section else f"{name}: ''\n")
+    assert f"{key} is '', but it must be a name, or null" in mistake("fit", "--config=c.yaml")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_adapter_for_another_base(mistake: Mistake, tmp_path: Path) -> None:
     config = json.loads((TINY_FOLDER / "config.json").read_text())
     shutil.copytree(TINY_FOLDER, tmp_path / "wide", ignore=shutil.ignore_patterns("pi_0", "model*"))

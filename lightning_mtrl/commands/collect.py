@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
+from lightning_mtrl.command_line import option_values
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.parsing import command_parser, option_values, parse, parse_run
+from lightning_mtrl.parsing import command_parser, parse, parse_run
 from lightning_mtrl.runs.folder import RunFolder, version_name
 
 if TYPE_CHECKING:

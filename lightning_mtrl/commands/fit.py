@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from jsonargparse import ArgumentParser
 
+from lightning_mtrl.command_line import option_values, refuse_empty_paths
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.parsing import load_config, option_values, parse_run, to_yaml
+from lightning_mtrl.parsing import load_config, parse_run, to_yaml
 from lightning_mtrl.runs.atomic import write_text
 from lightning_mtrl.runs.folder import RunFolder
 
@@ -22,7 +23,8 @@ _CHANGEABLE = ("loop", "fabric")
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command; `arguments` are those after its name."""
-    resumed = [run for run in option_values(arguments, "--resume") if run]
+    refuse_empty_paths(arguments)
+    resumed = option_values(arguments, "--resume")
     folder = RunFolder.open(resumed[-1]) if resumed else None
     if folder is not None:
         arguments = [f"--config={folder.config}", *arguments]
