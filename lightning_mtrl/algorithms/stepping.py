@@ -18,7 +18,7 @@ class Stepper:
     """Steps one module.
 
     The losses of the micro-batches are summed, and each carries weights that sum to 1 over the step, so the
-    gradient does not depend on how the step was cut.
+    gradient does not depend on how the step was cut; nor do the numbers that the module logs, once a step.
 
     Args:
         context: devices, precision, and how many steps in a row may be skipped.
@@ -54,11 +54,12 @@ class Stepper:
     def step_parts(self, parts: Iterable[TokenBatch | TurnFeatures]) -> float:
         """Take one step on parts of a batch, each for one forward pass, whose weights together sum to 1."""
         total = 0.0
-        for part in parts:
-            with self.fabric.autocast():
-                loss = self.module.training_step(part.to(self.fabric.device), 0)
-            self.fabric.backward(loss)
-            total += float(loss.detach())
+        with self.module.module.one_step():
+            for part in parts:
+                with self.fabric.autocast():
+                    loss = self.module.training_step(part.to(self.fabric.device), 0)
+                self.fabric.backward(loss)
+                total += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
         finite = bool(torch.isfinite(norm)) and math.isfinite(total)
         if finite:

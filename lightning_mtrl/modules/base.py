@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from lightning_mtrl.batch import TokenBatch
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.logprobs import token_logprobs
+from lightning_mtrl.modules.step_metrics import Combine, StepMetrics
 
 
 class RoleModule(LightningModule):
@@ -43,6 +46,7 @@ class RoleModule(LightningModule):
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.owns_role = owns_role
+        self._step_metrics: StepMetrics | None = None
         if owns_role and role not in backbone.roles:
             backbone.add_role(role)
 
@@ -84,17 +88,35 @@ class RoleModule(LightningModule):
                 self.role, batch.input_ids, batch.attention_mask, batch.position_ids, layer
             )
 
-    def log_metrics(self, phase: str, values: dict[str, Any], weight: int = 1) -> None:
-        """Log numbers as `phase`/name; in a plain Trainer as in the loop.
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """Log what the parts of one optimizer step are like once, at its end, as of a step in one part."""
+        self._step_metrics = StepMetrics()
+        try:
+            yield
+            found = self._step_metrics.values
+        finally:
+            self._step_metrics = None
+        for name, value in found.items():
+            self.log(name, value)
+
+    def log_metrics(
+        self, phase: str, values: dict[str, Any], weight: Tensor | float = 1.0, combine: Combine = "mean"
+    ) -> None:
+        """Log numbers as `phase`/name: of this batch in a plain Trainer, of a whole step inside `one_step`.
 
         Args:
             phase: first part of the names.
             values: the numbers, by the second part.
-            weight: what they are means over, as a number of turns; a Trainer weighs the batches of an epoch
-                by it.
+            weight: what they are means over: a share of the step's loss weights, or a number of turns,
+                responses or tokens; a Trainer weighs the batches of an epoch by it, as a whole number.
+            combine: what the parts of a step have together: the "mean" by their weights, or their "max".
         """
         for name, value in values.items():
-            self.log(f"{phase}/{name}", value, batch_size=weight)
+            if self._step_metrics is not None:
+                self._step_metrics.add(f"{phase}/{name}", value, weight, combine)
+            else:
+                self.log(f"{phase}/{name}", value, reduce_fx=combine, batch_size=max(1, round(float(weight))))
 
 
 class RatioModule(RoleModule):

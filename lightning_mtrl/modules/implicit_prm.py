@@ -100,7 +100,7 @@ class ImplicitPRM(RatioModule):
         loss = self.objective(scores, batch)
         # A part of a step has a part of its loss; what is logged is the mean over the part.
         share = 1.0 if self.objective.whole_step else batch.conversation_weights.sum()
-        self.log_metrics("prm", {"loss": loss.detach() / share})
+        self.log_metrics("prm", {"loss": loss.detach() / share}, weight=share)
         return loss
 
     def validation_step(self, batch: ConversationBatch, batch_idx: int = 0) -> None:

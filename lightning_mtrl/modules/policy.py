@@ -104,17 +104,19 @@ class Policy(RatioModule):
         batch: ImprovementBatch,
     ) -> None:
         share = batch.loss_weights.sum().clamp(min=1e-12)
-        whole = batch.turn_index is not None
-        by_unit = self.clip.clip_fractions(logprobs, batch) if whole else {}
         self.log_metrics(
             "policy",
             {
                 "loss": loss / share,
                 "ratio": self._weighted(ratio, batch) / share,
-                "ratio_deviation": torch.where(batch.response_mask, (ratio - 1).abs(), 0.0).max(),
                 "clip_fraction": self._weighted(self.clip.clipped(ratio, batch), batch) / share,
-                **{f"clip_fraction_{unit}": fraction for unit, fraction in by_unit.items()},
                 f"kl_{self.kl.estimator}_{self.kl.direction}": self._weighted(kl, batch) / share,
                 "entropy": self._weighted(entropy, batch) / share,
             },
+            weight=share,
         )
+        deviation = torch.where(batch.response_mask, (ratio - 1).abs(), 0.0).max()
+        self.log_metrics("policy", {"ratio_deviation": deviation}, combine="max")
+        if batch.turn_index is not None:
+            for unit, (fraction, number) in self.clip.clip_fractions(logprobs, batch).items():
+                self.log_metrics("policy", {f"clip_fraction_{unit}": fraction}, weight=number)

@@ -129,7 +129,9 @@ class QCritic(RoleModule):
     def training_step(self, batch: ConversationBatch | TurnFeatures, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Mean loss over the (state, response) pairs of the batch; every turn weighs the same."""
         loss = self.loss(batch)
-        self.log_metrics("critic", {"training_q_loss": loss.detach()})
+        # A part of a step has a part of its loss; what is logged is the mean over the part.
+        share = batch.turn_weights.sum().clamp(min=1e-12)
+        self.log_metrics("critic", {"training_q_loss": loss.detach() / share}, weight=share)
         return loss
 
     def validation_step(self, batch: ConversationBatch, batch_idx: int = 0) -> None:

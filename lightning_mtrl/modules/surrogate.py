@@ -83,14 +83,15 @@ class ClipTerm:
 
     def clip_fractions(
         self, logprobs: Float[Tensor, "B T"], batch: ImprovementBatch
-    ) -> dict[str, Float[Tensor, ""]]:
-        """Share of tokens and of responses that this range clips, were each the unit."""
-        index = responses_of(batch)
+    ) -> dict[str, tuple[Float[Tensor, ""], Float[Tensor, ""]]]:
+        """Share of tokens and of responses that this range clips, were each the unit; and their number."""
+        mask, index = batch.response_mask, responses_of(batch)
+        counts = {"token": mask.sum(), "turn": (objectives.turn_tokens(index) > 0).sum()}
         found = {}
         for name, unit in (("token", "token"), ("turn", "turn_product")):
             ratio = RATIOS[unit](logprobs, batch.behaviour_logprobs, index)
-            weights = objectives.token_weights(batch.response_mask, MEAN_OVER[unit], index)
-            found[name] = (weights * self.clipped(ratio, batch)).sum()
+            weights = objectives.token_weights(mask, MEAN_OVER[unit], index)
+            found[name] = ((weights * self.clipped(ratio, batch)).sum(), counts[name].float())
         return found
 
 

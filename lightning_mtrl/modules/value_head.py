@@ -51,5 +51,5 @@ class ValueHead(RoleModule):
         )
         loss = (batch.loss_weights * losses).sum()
         share = batch.loss_weights.sum().clamp(min=1e-12)
-        self.log_metrics("value", {"loss": loss.detach() / share})
+        self.log_metrics("value", {"loss": loss.detach() / share}, weight=share)
         return loss

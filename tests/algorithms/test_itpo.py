@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -281,6 +282,11 @@ def test_a_run_that_was_stopped_and_resumed_has_the_bytes_of_one_that_was_not(
     drawn = {path.name for path in (broken / "figures").iterdir()}
     names = ("learning_curve", "kendall_tau", "ranking_agreement", "score_slope", "reward_dynamics")
     assert drawn == {f"{name}.png" for name in names}
+    with (broken / "metrics.csv").open(newline="") as stream:
+        rows = [(row["step"], row["name"]) for row in csv.DictReader(stream)]
+    for logged in ("policy/loss", "policy/clip_fraction_turn", "prm/loss", "value/loss"):
+        steps = [step for step, name in rows if name == logged]
+        assert len(steps) == len(set(steps)) == 4, logged  # two iterations of two steps, in more passes
     for file in ("policy", "prm", "value"):
         tensors = f"{name}/tensors-{file}.safetensors"
         assert (whole / tensors).read_bytes() == (broken / tensors).read_bytes()

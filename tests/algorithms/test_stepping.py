@@ -23,6 +23,7 @@ from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ImprovementBatch, TokenBatch
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.base import RoleModule
+from lightning_mtrl.modules.implicit_prm import ImplicitPRM
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
@@ -34,6 +35,7 @@ MODULES = {
     "frozen critic": lambda b: QCritic(b, "bce", td_lambda=0.5, trunk="frozen", head_units=8),
     "policy": lambda b: Policy(b, kl=KLTerm(0.1, "k3"), entropy_coef=0.01),
     "value": lambda b: ValueHead(b, "value"),
+    "prm": lambda b: ImplicitPRM(b, beta=0.5),
 }
 
 
@@ -106,6 +108,56 @@ def test_gradients_do_not_depend_on_the_micro_batch_size(
     for cut in others:
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(whole, cut, strict=True))
     assert losses == pytest.approx([losses[0]] * 5, abs=1e-5)
+
+
+IN_EVERY_STEP = {
+    "critic": {"critic/training_q_loss"},
+    "policy": {
+        *("policy/loss", "policy/ratio", "policy/ratio_deviation", "policy/kl_k3_reverse", "policy/entropy"),
+        *("policy/clip_fraction", "policy/clip_fraction_token", "policy/clip_fraction_turn"),
+    },
+    "value": {"value/loss"},
+    "prm": {"prm/loss"},
+}
+
+
+def _logged(kind: str, parts: list[TokenBatch]) -> dict[str, list[float]]:
+    """What one step logs under Fabric, by name."""
+    module = _module(kind)
+    stepper = Stepper(small_context(module.backbone), module, 1.0, None)
+    found: dict[str, list[float]] = {}
+    module.log = lambda name, value, **_: found.setdefault(name, []).append(float(value))  # type: ignore[method-assign]
+    assert math.isfinite(stepper.step_parts(parts))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean_over"),
+    [*((kind, "token") for kind in IN_EVERY_STEP), ("policy", "response"), ("policy", "conversation")],
+)
+def test_a_step_in_parts_logs_once_what_the_step_in_one_piece_logs(kind: str, mean_over: Any) -> None:
+    batch: TokenBatch = conversations_batch(TALKS)
+    if kind in ("policy", "value"):
+        batch = replace(_improvement(mean_over), turn_index=conversations_batch(TALKS).turn_index)
+    whole = _logged(kind, [batch])
+    assert whole.keys() == IN_EVERY_STEP[kind]
+    # Parts of unequal weight, one of a single conversation.
+    for cut in ([[0, 1, 2], [3], [4, 5, 6, 7]], [[7, 0], [3, 5, 6, 1, 2], [4]]):
+        parts = _logged(kind, [batch.rows(torch.tensor(rows)) for rows in cut])
+        assert parts.keys() == whole.keys()
+        for name, value in parts.items():
+            assert value == [pytest.approx(whole[name][0], rel=1e-5, abs=1e-5)], name
+
+
+def test_a_part_that_is_not_finite_shows_in_the_steps_numbers() -> None:
+    batch = _broken("advantages")
+    module = _module("policy")
+    stepper = Stepper(small_context(module.backbone), module, 1.0, 2)
+    found: dict[str, list[float]] = {}
+    module.log = lambda name, value, **_: found.setdefault(name, []).append(float(value))  # type: ignore[method-assign]
+    assert math.isnan(stepper.step(batch))
+    assert [math.isnan(value) for value in found["policy/loss"]] == [True]
+    assert [math.isfinite(value) for value in found["policy/entropy"]] == [True]
 
 
 def test_the_order_of_rows_changes_nothing(gradients: list[list[Tensor]]) -> None:
