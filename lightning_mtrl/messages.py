@@ -73,7 +73,8 @@ def _told(key: str, detail: str, parser: ArgumentParser) -> str:
     if match := _TYPE.match(detail):
         value = f"is {_shown(match['value'])}" if match["value"] else "does not fit"
         return f"{key} {value}, but {_kind(match['kind'])} was expected."
-    return f"{key}: {detail}" if key else detail
+    said = " ".join(detail.split())
+    return f"{key}: {said}" if key else said
 
 
 def _told_of_class(key: str, path: str, detail: str) -> str:

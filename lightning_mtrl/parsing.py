@@ -22,7 +22,7 @@ from lightning_mtrl.class_lookup import CLASS_KEYS, cannot_find, class_type, mis
 from lightning_mtrl.class_options import as_mappings
 from lightning_mtrl.command_line import option_places, option_values, refuse_empty_paths
 from lightning_mtrl.config import ClassSpec, RunConfig
-from lightning_mtrl.config_files import advice_on_order
+from lightning_mtrl.config_files import advice_on_order, check_file
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.messages import readable, says_what_is_missing
 
@@ -154,6 +154,8 @@ def build_algorithm(config: RunConfig) -> Algorithm:
 def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
     """Parse, and tell a mistake as a `UserError` that names the key and the file where it stands."""
     refuse_empty_paths(arguments)
+    for file in option_values(arguments, "--config"):
+        check_file(file)
     try:
         return parser.parse_args(list(arguments))
     except ArgumentError as error:
@@ -168,8 +170,6 @@ def _located(error: ArgumentError, parser: ArgumentParser, arguments: Sequence[s
     )  # else it prints the first part that is right, and ends the process
     places = list(option_places(written, "--config"))
     for number, (start, end, file) in enumerate(places):
-        if not Path(file).is_file():
-            return f"--config {file}: there is no such file. Check the path."
         if before := _mistake(parser, written[:start]):
             return _told(before, parser)
         if found := _mistake(parser, written[:end]):

@@ -257,13 +257,49 @@ def test_a_mistake_in_a_file_is_told_with_the_name_of_the_file(
     assert [part for part in expected if part not in message] == [], message
 
 
-def test_files_that_are_missing_or_no_configuration_are_named(tmp_path: Path) -> None:
+def test_files_that_are_missing_or_folders_are_named(tmp_path: Path) -> None:
     assert "nowhere.yaml: there is no such file" in mistake("--config", "nowhere.yaml")
-    assert "there is no such file" in mistake(f"--config={tmp_path}")
-    for text in ("seed: [1", "- 1", ""):
-        bad = written(tmp_path, "bad.yaml", text)
-        with pytest.raises(UserError, match=r"bad\.yaml: "):
-            parse_run("fit", "", [f"--config={bad}"])
+    assert mistake(f"--config={tmp_path}") == f"--config {tmp_path}: this is a folder. Give a file in it."
+    inside = written(tmp_path, "config.yaml", BASE)
+    assert mistake(f"--config={tmp_path}") == f"--config {tmp_path}: this is a folder. Give {inside}."
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\xff\xfe\x00", "this is not UTF-8 text (byte 0: invalid start byte). Save it as UTF-8"),
+        (b"seed: 1 # caf\xe9", "this is not UTF-8 text (byte 13: "),
+        (b"", "it is empty, but keys with values were expected, such as `seed: 1`."),
+        (b"# nothing yet\n", "it is empty"),
+        (b"seed: 1\ndata: [1\n", "line 3 is not YAML (while parsing a flow sequence, "),
+        (b"a: b: c", "line 1 is not YAML (mapping values are not allowed here). Mend the file."),
+        (b"seed: 1\n---\nseed: 2", "line 2 is not YAML (expected a single document in the stream, "),
+        (b"a: \x01", "this is not YAML (unacceptable character #x0001"),
+        (b"a: !!python/name:os.getcwd", "line 1 is not YAML (could not determine a constructor"),
+        (b"- 1", "it holds something else, but keys with values"),
+        (b"seed", "it holds something else, but keys with values"),
+        (b"data: {rows: 4}\nseed: 1\ndata: {rows: 5}", "data stands in line 1 and again in line 3, and only"),
+        (b"a: [{b: {x: 1,\n x: 1}}]", "x stands in line 1 and again in line 2"),
+        (b"seed: 1\ndata:", "data is null, but keys were expected in it. Add some, or leave it out."),
+        (b"model: [1]", "model is [1], but keys were expected in it."),
+        (b"loop: 3", "loop is 3, but keys were expected in it."),
+        (b"loop: text", "loop: "),
+        (b"environment:", "environment is null, "),
+        (b"3: x", "Key must be a string, got: 3."),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_told_in_one_line(
+    tmp_path: Path, content: bytes, told: str
+) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_bytes(content)
+    good = written(tmp_path, "good.yaml", BASE)
+    assert mistake(f"--config={good}", "--config", str(bad), "--seed=1").startswith(f"{bad}: {told}")
+
+
+def test_a_file_may_merge_and_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    text = "\ufeffdata: {<<: {rows: 4}, <<: {batch_size: 2}}"
+    assert load_config(written(tmp_path, "merged.yaml", text)).data.batch_size == 2
 
 
 @pytest.mark.parametrize(
