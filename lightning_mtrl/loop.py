@@ -44,7 +44,10 @@ class PolicyIterationLoop:
         start = self.recorder.resume(self.parts)
         if start == 0:
             self.report(0, None, None)
-        for iteration in range(start, self.config.loop.iterations):
+        over = self.why_over(start)
+        if over:
+            self.recorder.say(over)
+        for iteration in range(start, start if over else self.config.loop.iterations):
             self.parts.context.iteration = iteration
             rollouts = self.collect(iteration)
             with self.phase("evaluate", iteration):
@@ -52,11 +55,27 @@ class PolicyIterationLoop:
             with self.phase("improve", iteration):
                 improvement = self.algorithm.improve(rollouts, signal)
             self.report(iteration + 1, signal, improvement)
-            self.recorder.checkpoint(iteration + 1, self.parts)
-            if self.config.loop.stop_when_converged and self.algorithm.converged(signal):
+            converged = self.algorithm.converged(signal)
+            self.recorder.checkpoint(iteration + 1, self.parts, converged)
+            if self.config.loop.stop_when_converged and converged:
                 self.recorder.say(f"Converged after {iteration + 1} iterations.")
                 break
         self.recorder.close(self.parts)
+
+    def why_over(self, done: int) -> str:
+        """Why a run with so many iterations done has nothing left to do; empty if it has."""
+        wanted = self.config.loop
+        if wanted.stop_when_converged and self.recorder.converged:
+            return (
+                f"The run converged after {done} iterations, so nothing is left to do. To go on all the "
+                f"same, pass --loop.stop_when_converged false (loop.iterations is {wanted.iterations})."
+            )
+        if done >= wanted.iterations:
+            return (
+                f"All iterations are done: loop.iterations is {wanted.iterations}, so nothing is left to do. "
+                f"To go on, pass --loop.iterations with more than {done}."
+            )
+        return ""
 
     def collect(self, iteration: int) -> list[Conversation]:
         """Conversations of the current policy, and a share of earlier policies' for the critic."""

@@ -58,6 +58,12 @@ class Recorder:
         """For `Fabric(loggers=...)`."""
         return self.log.loggers
 
+    @property
+    def converged(self) -> bool:
+        """Whether the algorithm had converged at the checkpoint that the run goes on from."""
+        # Earlier versions wrote checkpoints that do not say.
+        return self.checkpointed is not None and bool(self.checkpointed.loop.get("converged", False))
+
     def resume(self, parts: Parts) -> int:
         """Put the newest checkpoint's state into the parts; returns the iteration to go on with."""
         if self.checkpointed is None:
@@ -70,14 +76,25 @@ class Recorder:
         self.say(f"Resumed after iteration {state.iteration}.")
         return state.iteration
 
-    def checkpoint(self, done: int, parts: Parts) -> None:
-        """Keep all that the next iteration depends on, and the policy as a peft folder."""
+    def checkpoint(self, done: int, parts: Parts, converged: bool) -> None:
+        """Keep all that the next iteration depends on, and the policy as a peft folder.
+
+        Args:
+            done: iterations that are done.
+            parts: of the run.
+            converged: whether the algorithm has, so that a resumed run knows.
+        """
         modules = parts.algorithm.modules()
         state = CheckpointState(
             iteration=done,
             tensors={name: module.state() for name, (module, _) in modules.items()},
             optimizers={name: optimizer.state_dict() for name, (_, optimizer) in modules.items()},
-            loop={"step": self.clock.step, "rows": self.clock.rows, "algorithm": parts.algorithm.state()},
+            loop={
+                "step": self.clock.step,
+                "rows": self.clock.rows,
+                "converged": converged,
+                "algorithm": parts.algorithm.state(),
+            },
         )
         self.log.flush()
         # Before the checkpoint: a run killed in between does this iteration again and writes the same policy.
