@@ -25,6 +25,7 @@ from lightning_mtrl.config import ClassSpec, RunConfig
 from lightning_mtrl.config_files import advice_on_order, check_file
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.messages import readable, says_what_is_missing
+from lightning_mtrl.ranges import expect
 
 if TYPE_CHECKING:
     from lightning_mtrl.algorithms.base import Algorithm
@@ -110,8 +111,16 @@ def parse_run(
     }
     config = RunConfig(**(chosen | specs))
     build_environment(config)
-    build_algorithm(config)
+    _expect_groups(config, build_algorithm(config))
     return ParsedRun(config, values, _name(arguments, config))
+
+
+def _expect_groups(config: RunConfig, algorithm: Algorithm) -> None:
+    # The algorithm refuses it too, but only knows its data once the model is loaded.
+    estimator = getattr(algorithm, "estimator", None)
+    kind = f"at least 2 with {type(estimator).__name__}, which compares the members of a group"
+    alone = getattr(estimator, "needs_others", False) and config.data.group_size < 2
+    expect(not alone, "data.group_size", config.data.group_size, kind, 8)
 
 
 def load_config(*files: Path | str, overrides: Sequence[str] = ()) -> RunConfig:

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("loop", "recorder", "assembly", "parsing", "class_lookup"),
+    ("loop", "recorder", "assembly", "parsing", "command_paths"),
     ("algorithms", "credit"),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),

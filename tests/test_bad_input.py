@@ -139,6 +139,12 @@ def test_one_response_a_state_cannot_be_compared_with_others(
     assert f"{ALGORITHM}.improvement.samples is 1, but it must be at least 2 with {name}" in told
 
 
+def test_groups_of_one_are_refused_before_there_is_a_run(mistake: Mistake, tmp_path: Path) -> None:
+    told = mistake("fit", f"--config={CONFIGS / 'itpo.yaml'}", "--data.group_size=1")
+    assert "data.group_size is 1, but it must be at least 2 with RLOO" in told
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -13,6 +13,7 @@ import pytest
 from lightning_mtrl import cli, commands
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.logs import read_conversations
+from lightning_mtrl.runs.folder import RunFolder
 
 COMMANDS = sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
 # Runs the command line in a fresh process, and says which heavy libraries it took along.
@@ -114,6 +115,25 @@ def test_a_mistake_is_told_before_a_model_library_is_imported(
     assert "Traceback" not in done.stderr
     assert "heavy: []" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["validate", "--run=run", "--iteration=9"],
+        ["export", "--run=run", "--output=out", "--iteration=9"],
+        ["export", "--run=run", "--output=run/config.yaml/out"],
+        ["collect", "--run=run", "--output=run/config.yaml/out.jsonl"],
+    ],
+)
+def test_a_missing_checkpoint_or_place_is_told_before_a_model_library_is_imported(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    RunFolder.create("seed: 1\n", tmp_path / "run")
+    done, _ = probe(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert "heavy: []" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_records_that_a_command_leaves_out_are_shown_with_their_counts(

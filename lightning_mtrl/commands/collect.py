@@ -16,9 +16,10 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from lightning_mtrl.command_line import option_values
+from lightning_mtrl.command_paths import add_run_options, expect_writable, open_run
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse, parse_run
-from lightning_mtrl.runs.folder import RunFolder, version_name
+from lightning_mtrl.runs.folder import version_name
 
 if TYPE_CHECKING:
     from lightning_mtrl.assembly import Parts
@@ -37,14 +38,11 @@ def main(arguments: Sequence[str]) -> None:
 
 def _from_run(arguments: Sequence[str]) -> None:
     parser = command_parser("collect", __doc__ or "")
-    parser.add_argument(
-        "--run", "--run_dir", type=str, help="folder of a run; or give --config", required=True
-    )
+    add_run_options(parser, "folder of a run; or give --config")
     parser.add_argument("--seed", type=NonNegativeInt | None, help="null: as in the run")
-    parser.add_argument("--iteration", type=NonNegativeInt | None, help="which policy; null: the newest")
     _add_output(parser)
     options = parse(parser, arguments)
-    output, folder = _output(options.output), RunFolder.open(options.run)
+    output, folder = _output(options.output), open_run(options)
     from lightning_mtrl.recorder import load_run
 
     run = load_run(folder, options.iteration)
@@ -83,6 +81,7 @@ def _output(name: str) -> Path:
         )
     if path.is_dir():
         raise UserError(f"--output is {name!r}, which is a folder; give a file.")
+    expect_writable("--output", path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import NonNegativeInt
 
+from lightning_mtrl.command_paths import add_run_options, expect_writable, open_run
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse
 from lightning_mtrl.runs.atomic import replacing_folder
-from lightning_mtrl.runs.folder import RunFolder
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command; `arguments` are those after its name."""
     options = parse(_parser(), arguments)
-    folder, output = RunFolder.open(options.run), Path(options.output)
+    folder, output = open_run(options), Path(options.output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(
             f"--output is {options.output!r}, which is there and not an empty folder. Name a new one."
         )
+    expect_writable("--output", output)
     from lightning_mtrl.models.saving import save_merged, save_role
     from lightning_mtrl.recorder import load_run
 
@@ -39,8 +39,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _parser() -> ArgumentParser:
     parser = command_parser("export", __doc__ or "")
-    parser.add_argument("--run", "--run_dir", type=str, required=True, help="folder of the run")
+    add_run_options(parser)
     parser.add_argument("--output", type=str, required=True, help="new folder")
     parser.add_argument("--merge", action="store_true", help="a whole model instead of an adapter")
-    parser.add_argument("--iteration", type=NonNegativeInt | None, help="which policy; null: the newest")
     return parser

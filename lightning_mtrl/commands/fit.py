@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
 from lightning_mtrl.command_line import option_values, refuse_empty_paths
+from lightning_mtrl.command_paths import expect_writable
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import load_config, parse_run, to_yaml
@@ -40,6 +42,8 @@ def _add_options(parser: ArgumentParser) -> None:
 
 
 def _start(config: RunConfig, name: str) -> None:
+    if config.run_dir is not None:
+        expect_writable("run_dir", Path(config.run_dir))
     # A run that is repeated from its config.yaml gets a folder of its own.
     folder = RunFolder.create(to_yaml(replace(config, run_dir=None)), config.run_dir, name)
     print(f"Run folder: {folder.path}", flush=True)

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
+from lightning_mtrl.command_paths import add_run_options, open_run
 from lightning_mtrl.parsing import command_parser, parse
-from lightning_mtrl.runs.folder import RunFolder, version_name
+from lightning_mtrl.runs.folder import version_name
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command; `arguments` are those after its name."""
     options = parse(_parser(), arguments)
-    folder = RunFolder.open(options.run)
+    folder = open_run(options)
     from lightning_mtrl.evaluation.validate import validate
     from lightning_mtrl.recorder import load_run
 
@@ -38,8 +39,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _parser() -> ArgumentParser:
     parser = command_parser("validate", __doc__ or "")
-    parser.add_argument("--run", "--run_dir", type=str, required=True, help="folder of the run")
+    add_run_options(parser)
     parser.add_argument("--conversations", type=PositiveInt | None, help="how many; null: as in the run")
     parser.add_argument("--seed", type=NonNegativeInt | None, help="first seed; null: as in the run")
-    parser.add_argument("--iteration", type=NonNegativeInt | None, help="which policy; null: the newest")
     return parser

@@ -43,7 +43,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     """What the commands asked of the rest, in a folder that holds one run, `run`, with three policies."""
     fake_algorithms.install(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    RunFolder.create(to_yaml(RunConfig(seed=5)), "run")
+    folder = RunFolder.create(to_yaml(RunConfig(seed=5)), "run")
+    for number in (1, 2):
+        folder.checkpoint(number).mkdir()
     asked: Calls = []
 
     def module(name: str, **content: Any) -> None:
@@ -120,6 +122,12 @@ def test_collect_takes_pi_0_of_a_configuration(calls: Calls) -> None:
         (["export", "--run=run"], "--output must be given"),
         (["export", "--run=run", "--output=run"], "not an empty folder"),
         (["export", "--run=run", "--output=run/config.yaml"], "not an empty folder"),
+        (["export", "--run=run", "--output=run/config.yaml/a/b"], "run/config.yaml is no folder, so"),
+        (["collect", "--run=run", "--output=run/config.yaml/b.jsonl"], "run/config.yaml is no folder, so"),
+        (["fit", "--run_dir=run/config.yaml/b"], "run_dir is 'run/config.yaml/b', but "),
+        (["validate", "--run=run", "--iteration=9"], "--iteration is 9, but run has no checkpoint of it"),
+        (["export", "--run=run", "--output=o", "--iteration=3"], "There are: 0 (pi_0), 1, 2."),
+        (["collect", "--run=run", "--output=o.jsonl", "--iteration=3"], "There are: 0 (pi_0), 1, 2."),
     ],
 )
 def test_mistakes_end_before_any_work(
