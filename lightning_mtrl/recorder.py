@@ -32,7 +32,7 @@ from lightning_mtrl.runs.checkpoint import (
     save_checkpoint,
 )
 from lightning_mtrl.runs.folder import RunFolder
-from lightning_mtrl.runs.loggers import Clock, RunLog
+from lightning_mtrl.runs.loggers import RunLog, clock_at
 from lightning_mtrl.runs.summary import Summary
 
 
@@ -48,8 +48,7 @@ class Recorder:
         self.config, self.folder = config, folder
         newest, self._is_new = latest_checkpoint(folder), folder.is_new
         self.checkpointed = load_checkpoint(newest) if newest else None
-        kept = self.checkpointed
-        self.clock = Clock(kept.iteration, kept.loop["step"], kept.loop["rows"]) if kept else Clock(rows=0)
+        self.clock = clock_at(self.checkpointed)
         self.log = RunLog(folder, config.loggers, self.clock)
         self.summary = Summary.open(folder.summary)
 
@@ -61,7 +60,7 @@ class Recorder:
     @property
     def converged(self) -> bool:
         """Whether the algorithm had converged at the checkpoint that the run goes on from."""
-        # Earlier versions wrote checkpoints that do not say.
+        # Checkpoints of earlier versions do not say.
         return self.checkpointed is not None and bool(self.checkpointed.loop.get("converged", False))
 
     def resume(self, parts: Parts) -> int:
@@ -92,6 +91,7 @@ class Recorder:
             loop={
                 "step": self.clock.step,
                 "rows": self.clock.rows,
+                "summaries": self.clock.summaries,
                 "converged": converged,
                 "algorithm": parts.algorithm.state(),
             },

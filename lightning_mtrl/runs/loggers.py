@@ -19,6 +19,8 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from torch import Tensor
 
 from lightning_mtrl.runs.atomic import write_text
+from lightning_mtrl.runs.checkpoint import CheckpointState
+from lightning_mtrl.runs.events import keep_summaries
 from lightning_mtrl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -29,37 +31,68 @@ COLUMNS = ("iteration", "step", "name", "value")
 
 @dataclass
 class Clock:
-    """Where the loop is; the loop moves it, the loggers read it. A checkpoint keeps all three numbers.
+    """Where the loop is; the loop moves it, the loggers read it. A checkpoint keeps all four numbers.
 
     Attributes:
         iteration: number of the current iteration, from 0.
         step: optimizer steps of all phases since the run began.
         rows: rows of metrics.csv, which the logger counts. At the start it is the number that a resumed run
             had when its checkpoint was written; None keeps what is there.
+        summaries: what TensorBoard's event files hold, in the same way.
     """
 
     iteration: int = 0
     step: int = 0
     rows: int | None = None
+    summaries: int | None = None
+
+
+def clock_at(state: CheckpointState | None) -> Clock:
+    """Where a run goes on: at its checkpoint, or without one at the very start."""
+    if state is None:
+        return Clock(rows=0, summaries=0)
+    # Checkpoints of earlier versions do not count the summaries; then none is cut.
+    loop = state.loop
+    return Clock(state.iteration, loop["step"], loop["rows"], loop.get("summaries"))
 
 
 class ClockedTensorBoardLogger(TensorBoardLogger):
     """TensorBoard events directly in the run's folder.
 
     Args:
-        folder: of the run.
-        clock: gives the step where a caller gives none. Its step at construction is where a resumed run goes
-            on; TensorBoard hides what was logged at later steps before.
+        folder: of the run. At the start its event files are cut to `clock.summaries` summaries, since a
+            resumed run writes again what came after its checkpoint.
+        clock: gives the step where a caller gives none, and counts the summaries.
     """
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        super().__init__(
-            root_dir=folder, name="", version="", purge_step=clock.step + 1 if clock.step else None
-        )
+        clock.summaries = keep_summaries(folder, clock.summaries)
+        # The files have nothing of later steps, but a TensorBoard that is open meanwhile has to be told.
+        purged = clock.step + 1 if clock.step else None
+        super().__init__(root_dir=folder, name="", version="", purge_step=purged)
         self._clock = clock
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         super().log_metrics(dict(metrics), self._clock.step if step is None else step)
+        self._count(len(metrics))
+
+    def log_text(self, name: str, text: str) -> None:
+        """Log a text (Markdown)."""
+        self.experiment.add_text(name, text, self._clock.step)
+        self._count(1)
+
+    def log_figure(self, name: str, figure: Figure) -> None:
+        """Log a matplotlib figure, and close it."""
+        self.experiment.add_figure(name, figure, self._clock.step, close=True)
+        self._count(1)
+
+    def log_histogram(self, name: str, values: Tensor) -> None:
+        """Log the distribution of finite values, of which there is at least one."""
+        self.experiment.add_histogram(name, values, self._clock.step)
+        self._count(1)
+
+    def _count(self, summaries: int) -> None:
+        self._clock.summaries = (self._clock.summaries or 0) + summaries
 
 
 class CsvLogger(Logger):
@@ -150,19 +183,19 @@ class RunLog:
     def text(self, name: str, text: str) -> None:
         """Log a text (Markdown) to TensorBoard."""
         if self._tensorboard is not None:
-            self._tensorboard.experiment.add_text(name, text, self.clock.step)
+            self._tensorboard.log_text(name, text)
 
     def figure(self, name: str, figure: Figure) -> None:
         """Log a matplotlib figure to TensorBoard, and close it."""
         if self._tensorboard is not None:
-            self._tensorboard.experiment.add_figure(name, figure, self.clock.step, close=True)
+            self._tensorboard.log_figure(name, figure)
 
     def histogram(self, name: str, values: Tensor) -> None:
         """Log the distribution of the finite ones among `values` to TensorBoard."""
         finite = values.detach().float().flatten()
         finite = finite[finite.isfinite()]
         if self._tensorboard is not None and finite.numel() > 0:
-            self._tensorboard.experiment.add_histogram(name, finite, self.clock.step)
+            self._tensorboard.log_histogram(name, finite)
 
     def flush(self) -> None:
         """Bring everything to the disk, as before a checkpoint."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_mtrl import cli
 from lightning_mtrl.algorithms import ITPO
@@ -287,6 +288,9 @@ def test_a_run_that_was_stopped_and_resumed_has_the_bytes_of_one_that_was_not(
     for logged in ("policy/loss", "policy/clip_fraction_turn", "prm/loss", "value/loss"):
         steps = [step for step, name in rows if name == logged]
         assert len(steps) == len(set(steps)) == 4, logged  # two iterations of two steps, in more passes
+    shown = EventAccumulator(str(broken), size_guidance={"scalars": 0}).Reload()
+    in_tensorboard = [(str(e.step), name) for name in shown.Tags()["scalars"] for e in shown.Scalars(name)]
+    assert sorted(in_tensorboard) == sorted(rows)
     for file in ("policy", "prm", "value"):
         tensors = f"{name}/tensors-{file}.safetensors"
         assert (whole / tensors).read_bytes() == (broken / tensors).read_bytes()

@@ -128,11 +128,79 @@ def test_a_resumed_run_writes_what_came_after_its_checkpoint_once(tmp_path: Path
     assert [e.value for e in shown.Scalars("success_rate")] == [0.5]
 
 
+def shown_by_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    shown = events(folder)
+    return {name: [(e.step, e.value) for e in shown.Scalars(name)] for name in shown.Tags()["scalars"]}
+
+
+def begin_iteration(log: RunLog, number: float) -> None:
+    """What is logged of an iteration's rollouts, at the step at which the iteration before ended."""
+    log.metrics({"rollouts/outcome": number})
+    log.histogram("rollouts/response_tokens", torch.ones(int(number)))
+    log.text("conversations/0", f"conversation {number}")
+    figure = Figure()
+    figure.add_subplot().plot([0, 1])
+    log.figure("critic/calibration", figure)
+
+
+def test_of_one_step_only_what_came_after_the_checkpoint_is_cut(tmp_path: Path) -> None:
+    """A run killed twice: each process collects again at step 8, where its checkpoint was written."""
+    folder, clock = RunFolder(tmp_path), Clock(rows=0, summaries=0)
+    log = RunLog(folder, ["csv", "tensorboard"], clock)
+    begin_iteration(log, 1)
+    clock.step = 8
+    log.metrics({"policy/loss": 0.5, "validation/success_rate": 0.25})
+    log.flush()
+    kept = (clock.step, clock.rows, clock.summaries)
+    assert kept == (8, 3, 6)
+    for number in (2, 3, 4):
+        begin_iteration(log, number)
+        clock.step = 16
+        log.metrics({"policy/loss": float(number)})
+        log.flush()  # and killed here, but for the last one
+        if number < 4:
+            file = max(tmp_path.glob("events.*"), key=lambda path: path.stat().st_mtime)
+            with file.open("ab") as stream:
+                stream.write(b"\x40\x00\x00\x00\x00\x00\x00\x00cut off")
+            clock = Clock(0, *kept)
+            log = RunLog(folder, ["csv", "tensorboard"], clock)
+            assert (clock.rows, clock.summaries) == kept[1:]
+    log.close()
+    found = shown_by_tensorboard(tmp_path)
+    assert found == {
+        "rollouts/outcome": [(0, 1.0), (8, 4.0)],
+        "policy/loss": [(8, 0.5), (16, 4.0)],
+        "validation/success_rate": [(8, 0.25)],
+    }
+    shown = events(tmp_path)
+    assert [(h.step, h.histogram_value.num) for h in shown.Histograms("rollouts/response_tokens")] == [
+        (0, 1),
+        (8, 4),
+    ]
+    texts = shown.Tensors("conversations/0/text_summary")
+    assert [e.tensor_proto.string_val[0] for e in texts] == [b"conversation 1", b"conversation 4"]
+    assert [image.step for image in shown.Images("critic/calibration")] == [0, 8]
+    with (tmp_path / "metrics.csv").open(newline="") as stream:
+        logged = [(row["name"], (int(row["step"]), float(row["value"]))) for row in csv.DictReader(stream)]
+    assert sorted(logged) == sorted((name, value) for name, values in found.items() for value in values)
+
+
+def test_a_run_that_starts_again_shows_nothing_of_its_first_attempt(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for value in (1.0, 2.0):
+        log = RunLog(folder, ["tensorboard"], Clock(rows=0, summaries=0))
+        log.metrics({"rollouts/outcome": value})
+        log.close()
+    assert shown_by_tensorboard(tmp_path) == {"rollouts/outcome": [(0, 2.0)]}
+    assert len(list(tmp_path.glob("events.*"))) == 1
+
+
 def test_rows_that_are_there_stay_when_nothing_is_said_about_them(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for value in (1.0, 2.0):
-        log = RunLog(folder, ["csv"], Clock())
+        log = RunLog(folder, ["csv", "tensorboard"], Clock())
         log.metrics({"loss": value})
         log.close()
     assert [row[3] for row in rows(folder.metrics)] == ["value", "1.0", "2.0"]
-    assert log.clock.rows == 2
+    assert log.clock.rows == log.clock.summaries == 2
+    assert shown_by_tensorboard(tmp_path) == {"loss": [(0, 1.0), (0, 2.0)]}
