@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,13 +92,12 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
     validator = Collector(
         environment,
         chat,
-        sampling=SamplingConfig(
-            config.validation.temperature, data.top_k, data.top_p, data.min_p, data.max_response_tokens
-        ),
+        sampling=replace(sampling, temperature=config.validation.temperature),
         rows=data.rows,
         context_length=context_length,
         max_turns=data.max_turns,
         show_progress=show_progress,
+        task="validate",
     )
     datamodule = RolloutDataModule(
         tokenizer=chat, batch_size=data.batch_size, validation_share=data.validation_share, seed=config.seed

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
+from typing import Any
 
 
 def as_mappings(arguments: Sequence[str], keys: Collection[str]) -> list[str]:
@@ -34,3 +35,32 @@ def as_mappings(arguments: Sequence[str], keys: Collection[str]) -> list[str]:
         mapping = reduce(lambda content, part: {part: content}, reversed(place.split(".")), inner)
         written.append(f"--{key}={json.dumps(mapping, ensure_ascii=False)}")
     return written
+
+
+def lost_option(arguments: Sequence[str], keys: Collection[str], resolved: Mapping[str, Any]) -> str | None:
+    """What is wrong with an option that counts for nothing, because a later one names another class.
+
+    Args:
+        arguments: a command line.
+        keys: of the classes.
+        resolved: what was read, every argument of every class with its value.
+
+    Returns:
+        None if all of them count.
+    """
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        key, *places = option.removeprefix("--").split(".")
+        if not option.startswith("--") or key not in keys or places in ([], ["help"]):
+            continue
+        found: Any = resolved[key]
+        for place in (place for place in places if place != "init_args"):
+            if isinstance(found, Mapping) and place != "class_path":
+                found = found.get("init_args", found)
+            if not isinstance(found, Mapping) or place not in found:
+                return (
+                    f"{option} is given, but the class that has this argument is replaced by a later option. "
+                    f"Leave it out, or name the class first."
+                )
+            found = found[place]
+    return None

@@ -1,4 +1,4 @@
-"""What commands read and write, looked at before a model library is imported: a run, a place for a result."""
+"""Options that commands share, and what they read and write, looked at before a model library is imported."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
-from jsonargparse.typing import NonNegativeInt
+from jsonargparse.typing import NonNegativeInt, restricted_number_type
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.runs.folder import RunFolder
+
+# As in a configuration; `messages` says it in words.
+Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
 
 def add_run_options(parser: ArgumentParser, described: str = "folder of the run") -> None:

@@ -17,6 +17,7 @@ from lightning_mtrl.ranges import (
     HEAT,
     MIN_P,
     PART,
+    SEED,
     SHARE,
     TOP_K,
     TOP_P,
@@ -227,7 +228,7 @@ class ValidationConfig:
 
     def __post_init__(self) -> None:
         expect_at_least("validation.conversations", self.conversations, 1, 256)
-        expect_at_least("validation.seed", self.seed, 0, 1_000_000)
+        expect_in(SEED, "validation.seed", self.seed)
         expect_in(HEAT, "validation.temperature", self.temperature)
         expect_at_least("validation.sample_conversations", self.sample_conversations, 0, 4)
 
@@ -274,7 +275,7 @@ class RunConfig:
     loggers: list[Literal["tensorboard", "csv"]] = field(default_factory=lambda: ["tensorboard", "csv"])
 
     def __post_init__(self) -> None:
-        expect(0 <= self.seed < 2**32, "seed", self.seed, "a whole number from 0 to 4294967295", 0)
+        expect_in(SEED, "seed", self.seed)
         _expect_text_or_null("run_dir", self.run_dir, "runs/mine")
 
 

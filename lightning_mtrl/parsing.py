@@ -19,7 +19,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import register_type
 
 from lightning_mtrl.class_lookup import CLASS_KEYS, cannot_find, class_type, missing_class
-from lightning_mtrl.class_options import as_mappings
+from lightning_mtrl.class_options import as_mappings, lost_option
 from lightning_mtrl.command_line import option_places, option_values, refuse_empty_paths
 from lightning_mtrl.config import ClassSpec, RunConfig
 from lightning_mtrl.config_files import advice_on_order, check_file
@@ -49,12 +49,12 @@ register_type(
 class _CommandParser(ArgumentParser):
     """A parser that writes out the configuration alone, for any command to read."""
 
-    own_options: frozenset[str] = frozenset()
+    own_options: frozenset[str] | None = None  # None: all of them
 
     def dump(self, namespace: Namespace, *args: Any, **kwargs: Any) -> str:
         """The text without the command's own options, such as --resume or --output."""
         kept = namespace.clone()
-        for name in self.own_options:
+        for name in self.own_options or ():
             kept.pop(name, None)
         text: str = super().dump(kept, *args, **kwargs)
         return text
@@ -93,7 +93,7 @@ def parse_run(
         UserError: for an unknown key, a wrong type or value, a missing file; it names the key.
         SystemExit: with code 0, after --help or --print_config.
     """
-    arguments = as_mappings(arguments, CLASS_KEYS)
+    typed, arguments = arguments, as_mappings(arguments, CLASS_KEYS)
     light = _run_parser(command, description, add_options, classes=False)
     if not any(argument.startswith(_NEEDS_CLASSES) for argument in arguments):
         light.instantiate(parse(light, arguments))
@@ -101,6 +101,8 @@ def parse_run(
     values = parse(full, arguments)
     # What is null stays: left out, it would take the class's own default.
     plain = json.loads(full.dump(values, format="json", skip_unset=False, skip_validation=True))
+    if lost := lost_option(typed, CLASS_KEYS, plain):
+        raise UserError(lost)
     specs = {key: ClassSpec(plain[key]["class_path"], plain[key].get("init_args", {})) for key in CLASS_KEYS}
     rest = values.clone()
     for key in CLASS_KEYS:
@@ -197,7 +199,12 @@ def _mistake(parser: ArgumentParser, arguments: Sequence[str]) -> ArgumentError 
 
 
 def _told(error: ArgumentError, parser: ArgumentParser) -> str:
-    return missing_class(str(error)) or readable(error, parser)
+    told = missing_class(str(error)) or readable(error, parser)
+    own: frozenset[str] | None = getattr(parser, "own_options", frozenset())
+    if own is None:
+        own = frozenset(parser.get_defaults(skip_validation=True).keys())
+    # Keys of a configuration stand in files too; the options of a command do not.
+    return f"--{told}" if told.partition(" ")[0] in own else told
 
 
 def command_parser(command: str, description: str) -> _CommandParser:

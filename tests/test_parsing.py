@@ -446,3 +446,22 @@ def test_what_a_part_refuses_is_told_as_it_said_it(tmp_path: Path) -> None:
     base = written(tmp_path, "base.yaml", PARTS)
     said = "credit.init_args.eta is 0.0, but it must be above 0."
     assert mistake(f"--config={base}", "--algorithm.credit.eta=0") == said
+
+
+@pytest.mark.parametrize("later", ["fake_algorithms.Tokens", "null", "{class_path: fake_algorithms.Tokens}"])
+def test_an_option_for_a_class_that_a_later_one_replaces_is_refused(tmp_path: Path, later: str) -> None:
+    base = written(tmp_path, "base.yaml", PARTS)
+    told = mistake(f"--config={base}", "--algorithm.credit.eta", "0.2", f"--algorithm.credit={later}")
+    assert told.startswith(
+        "--algorithm.credit.eta is given, but the class that has this argument is replaced"
+    )
+    kept = ["--algorithm.init_args.credit=fake_algorithms.Shares", "--algorithm.credit.eta=0.2"]
+    algorithm: Any = build_algorithm(load_config(base, overrides=kept))
+    assert algorithm.credit.eta == 0.2
+
+
+def test_what_a_part_refuses_names_its_class_once(tmp_path: Path) -> None:
+    base = written(tmp_path, "base.yaml", PARTS)
+    told = mistake(f"--config={base}", "--algorithm.credit.eta=much")
+    assert told.endswith("a number was expected. (an argument of fake_algorithms.Shares)")
+    assert told.count("an argument of") == 1

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from jsonargparse.typing import PositiveInt
 
 from lightning_mtrl.command_line import option_values
-from lightning_mtrl.command_paths import add_run_options, expect_writable, open_run
+from lightning_mtrl.command_paths import Seed, add_run_options, expect_writable, open_run
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse, parse_run
 from lightning_mtrl.runs.folder import version_name
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
 def _from_run(arguments: Sequence[str]) -> None:
     parser = command_parser("collect", __doc__ or "")
     add_run_options(parser, "folder of a run; or give --config")
-    parser.add_argument("--seed", type=NonNegativeInt | None, help="null: as in the run")
+    parser.add_argument("--seed", type=Seed | None, help="null: as in the run")
     _add_output(parser)
     options = parse(parser, arguments)
     output, folder = _output(options.output), open_run(options)

@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from jsonargparse.typing import PositiveInt
 
-from lightning_mtrl.command_paths import add_run_options, open_run
+from lightning_mtrl.command_paths import Seed, add_run_options, open_run
 from lightning_mtrl.parsing import command_parser, parse
 from lightning_mtrl.runs.folder import version_name
 
@@ -34,12 +34,14 @@ def main(arguments: Sequence[str]) -> None:
         gamma=run.parts.gamma,
         policy=version_name(run.iteration),
     )
-    print(json.dumps({"iteration": run.iteration, **figures.row()}, indent=2))
+    row = json.dumps({"iteration": run.iteration, **figures.row()})
+    # What is not finite, such as an interval from one conversation, is null as in summary.json.
+    print(json.dumps(json.loads(row, parse_constant=lambda _: None), indent=2))
 
 
 def _parser() -> ArgumentParser:
     parser = command_parser("validate", __doc__ or "")
     add_run_options(parser)
     parser.add_argument("--conversations", type=PositiveInt | None, help="how many; null: as in the run")
-    parser.add_argument("--seed", type=NonNegativeInt | None, help="first seed; null: as in the run")
+    parser.add_argument("--seed", type=Seed | None, help="first seed; null: as in the run")
     return parser

@@ -50,6 +50,7 @@ class Collector:
             `metadata["persona"]` the text.
         persona_share: that share.
         show_progress: a bar on a terminal, one line at the end elsewhere.
+        task: what the conversations are for, to be shown there: "collect" or "validate".
 
     Raises:
         UserError: if a number is out of its range, or there is a share of personas but no persona.
@@ -71,6 +72,7 @@ class Collector:
         personas: tuple[str, ...] = (),
         persona_share: float = 0.0,
         show_progress: bool = True,
+        task: str = "collect",
     ) -> None:
         whole = {
             "context_length": context_length,
@@ -95,7 +97,7 @@ class Collector:
         )
         self._environment, self._group_size, self._explore_share = environment, group_size, explore_share
         self._personas, self._persona_share = personas, persona_share
-        self._show_progress = show_progress
+        self._show_progress, self._task = show_progress, task
 
     def collect(
         self, model: nn.Module, *, conversations: int, seed: int, policy: str, first: int = 0
@@ -121,7 +123,7 @@ class Collector:
                 f"({self._group_size}), at least one group, was expected."
             )
         started = time.perf_counter()
-        with CollectionProgress(policy, conversations, self._show_progress) as progress:
+        with CollectionProgress(policy, conversations, self._show_progress, task=self._task) as progress:
             indices = range(first, first + conversations)
             waiting = deque(partial(self._begin, index, seed, policy) for index in indices)
             collection = Collection(self._terms, model, waiting, progress)

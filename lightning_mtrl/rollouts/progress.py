@@ -20,10 +20,13 @@ class CollectionProgress:
         total: conversations to collect.
         shown: whether anything is printed.
         console: where; standard error by default, so that results can be piped.
+        task: what the conversations are for, "collect" or "validate".
     """
 
-    def __init__(self, policy: str, total: int, shown: bool, console: Console | None = None) -> None:
-        self._policy = policy
+    def __init__(
+        self, policy: str, total: int, shown: bool, console: Console | None = None, task: str = "collect"
+    ) -> None:
+        self._name = f"{task} {policy}"
         self._shown = shown
         self._console = console or Console(stderr=True)
         self._bar = Progress(
@@ -35,7 +38,7 @@ class CollectionProgress:
             console=self._console,
             disable=not (shown and self._console.is_terminal),
         )
-        self._task = self._bar.add_task(f"collect {policy}", total=total, facts="")
+        self._task = self._bar.add_task(self._name, total=total, facts="")
         self._started = time.perf_counter()
         self._outcomes: list[float] = []
         self._done = 0
@@ -50,9 +53,7 @@ class CollectionProgress:
     ) -> None:
         self._bar.stop()
         if self._shown and not self._console.is_terminal and kind is None:
-            self._console.print(
-                f"collect {self._policy}: {self._done} conversations, {self._facts()}", soft_wrap=True
-            )
+            self._console.print(f"{self._name}: {self._done} conversations, {self._facts()}", soft_wrap=True)
 
     def finish(self, outcome: float | None, dropped: bool = False) -> None:
         """Count one conversation that ended; `outcome` is None where it is unknown."""

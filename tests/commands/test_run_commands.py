@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,7 +61,10 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
 
     def validate(validator: str, backbone: FakeParts, **arguments: Any) -> SimpleNamespace:
         asked.append(("validate", arguments))
-        return SimpleNamespace(row=lambda: {"success_rate": 0.5})
+        row: dict[str, Any] = {"success_rate": 0.5}
+        if arguments["conversations"] == 1:
+            row |= {"mean_return_interval": [-math.inf, math.inf], "mean_return": math.nan}
+        return SimpleNamespace(row=lambda: row)
 
     def write_conversations(path: Path, conversations: list[str]) -> None:
         path.write_text("\n".join(conversations))
@@ -83,6 +87,16 @@ def test_validate_measures_the_newest_policy_as_the_run_did(
     assert json.loads(capsys.readouterr().out) == {"iteration": 2, "success_rate": 0.5}
     expected = {"conversations": 256, "seed": 1_000_000, "gamma": 0.9, "policy": "iteration-0002"}
     assert calls == [("validate", expected)]
+
+
+def test_what_is_not_finite_is_null_in_what_validate_prints(
+    calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["validate", "--run=run", "--conversations=1"]) == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed)["mean_return_interval"] == [None, None]
+    assert json.loads(printed)["mean_return"] is None
+    assert not {"Infinity", "NaN"} & set(printed.replace("-", " ").replace(",", " ").split())
 
 
 def test_validate_takes_another_policy_seed_and_number(calls: Calls) -> None:
@@ -110,8 +124,16 @@ def test_collect_takes_pi_0_of_a_configuration(calls: Calls) -> None:
     ("arguments", "expected"),
     [
         (["validate"], "--run must be given"),
-        (["validate", "--run=run", "--conversations=0"], "conversations is '0', but a whole number > 0"),
-        (["validate", "--run=run", "--iteration=-1"], "iteration is '-1'"),
+        (
+            ["validate", "--run=run", "--conversations=0"],
+            "error: --conversations is '0', but a whole number",
+        ),
+        (["validate", "--run=run", "--iteration=-1"], "error: --iteration is '-1'"),
+        (["collect", "--run=run", "--output=x.jsonl", "--conversations=x"], "error: --conversations is 'x'"),
+        (["collect", "--config=run/config.yaml", "--output=x.jsonl", "--conversations=x"], "error: --conve"),
+        (["validate", "--run=run", f"--seed={2**32}"], "a whole number from 0 to 4294967295 or null was"),
+        (["collect", "--run=run", "--output=x.jsonl", f"--seed={2**32}"], "from 0 to 4294967295"),
+        (["fit", f"--validation.seed={2**32}"], "validation.seed is 4294967296, but it must be a whole"),
         (["collect", "--run=run"], "--output must be given"),
         (["collect", "--output=x.jsonl"], "--run must be given"),
         (["collect", "--run=run", "--output=x.txt"], "ends with .jsonl or .parquet"),

@@ -382,6 +382,13 @@ def test_part_of_a_group_is_refused(conversations: int, first: int) -> None:
         collector.collect(_model(), conversations=conversations, seed=0, policy="p", first=first)
 
 
+def test_progress_says_what_the_conversations_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for task in ("collect", "validate"):
+        collector = _collector(Dialogue(), show_progress=True, task=task)
+        collector.collect(_model(), conversations=1, seed=0, policy="p")
+        assert capsys.readouterr().err.startswith(f"{task} p: 1 conversations, ")
+
+
 @pytest.mark.parametrize(("shown", "lines"), [(True, 1), (False, 0)])
 def test_progress_is_one_line_where_the_output_is_no_terminal(shown: bool, lines: int) -> None:
     written = io.StringIO()
