@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from lightning_mtrl.runs.checkpoint import (
 from lightning_mtrl.runs.folder import RunFolder
 from lightning_mtrl.runs.loggers import RunLog, clock_at
 from lightning_mtrl.runs.summary import Summary
+from lightning_mtrl.runs.texts import policy_line, sample_text
 
 
 class Recorder:
@@ -169,7 +170,7 @@ class Recorder:
         self.summary.put(row)
         self.summary.seconds += sum(seconds.values())
         self.summary.write()
-        self.say(_line(row, self.summary.optimum_success_rate))
+        self.say(policy_line(row, self.summary.optimum_success_rate))
 
     def on_step(self) -> None:
         """Count an optimizer step."""
@@ -207,9 +208,9 @@ class Recorder:
         chosen = validation.samples[: self.config.validation.sample_conversations]
         if not chosen:
             return
-        values = parts.algorithm.turn_values(chosen)
+        values, name = parts.algorithm.turn_values(chosen), parts.algorithm.turn_value_name
         for place, conversation in enumerate(chosen):
-            text = sample_text(conversation, values[place] if values else None)
+            text = sample_text(conversation, values[place] if values else None, name)
             self.log.text(f"conversations/{place}", text)
 
 
@@ -231,31 +232,8 @@ def restore(parts: Parts, state: CheckpointState) -> None:
     parts.algorithm.load_state(state.loop["algorithm"])
 
 
-def sample_text(conversation: Conversation, values: Sequence[float] | None) -> str:
-    """A conversation as Markdown, with the value of each turn where there is one."""
-    lines = [f"**{message.role}**: {message.content}" for message in conversation.prompt]
-    for place, turn in enumerate(conversation.turns):
-        value = f" (Q {values[place]:.2f})" if values is not None else ""
-        lines.append(f"**response {place + 1}**{value}: {turn.response or '*abstains*'}")
-        lines.append(f"**observation**: {turn.observation or '*nothing*'}")
-    outcome = "unknown" if conversation.outcome is None else f"{conversation.outcome:g}"
-    return "\n\n".join([*lines, f"**outcome**: {outcome}"])
-
-
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
-
-
-def _line(row: Mapping[str, Any], optimum: float | None) -> str:
-    low, high = row["success_rate_interval"]
-    best = f" of {optimum:.3f} possible" if optimum is not None else ""
-    step = "" if row["accepted"] is None else f"; step {'taken' if row['accepted'] else 'not taken'}"
-    kl = f", KL {row['kl']:.2f} nats a response" if row["kl"] else ""
-    spent = sum(row["seconds"].values())
-    return (
-        f"policy {row['iteration']}: success rate {row['success_rate']:.3f} [{low:.3f}, {high:.3f}]{best}, "
-        f"return {row['mean_return']:.3f}, {row['turns']:.1f} turns{step}{kl}, {spent:.0f} s"
-    )
 
 
 @dataclass

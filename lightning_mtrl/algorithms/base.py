@@ -86,7 +86,13 @@ class Improvement:
 
 
 class Algorithm(ABC):
-    """One way to evaluate a policy and to improve it."""
+    """One way to evaluate a policy and to improve it.
+
+    Attributes:
+        turn_value_name: what `turn_values` are, in a word for people.
+    """
+
+    turn_value_name: str = "value"
 
     @abstractmethod
     def setup(self, context: Context) -> None:

@@ -50,6 +50,8 @@ class IterativePPO(Algorithm):
             any of them.
     """
 
+    turn_value_name = "Q"
+
     def __init__(
         self,
         # Frozen, so they can be shared; a union with None would hide what is wrong in a configuration.

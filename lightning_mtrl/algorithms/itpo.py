@@ -57,6 +57,8 @@ class ITPO(Algorithm):
         prm: how the implicit PRM of `credit.PRIME`, `credit.ITPO` or `credit.NormITPO` learns.
     """
 
+    turn_value_name = "reward"
+
     def __init__(
         self,
         credit: CreditAssigner | None = None,

@@ -291,6 +291,8 @@ def test_a_run_that_was_stopped_and_resumed_has_the_bytes_of_one_that_was_not(
     shown = EventAccumulator(str(broken), size_guidance={"scalars": 0}).Reload()
     in_tensorboard = [(str(e.step), name) for name in shown.Tags()["scalars"] for e in shown.Scalars(name)]
     assert sorted(in_tensorboard) == sorted(rows)
+    texts = shown.Tensors("conversations/0/text_summary")
+    assert [b" (reward " in e.tensor_proto.string_val[0] for e in texts] == [True] * 3
     for file in ("policy", "prm", "value"):
         tensors = f"{name}/tensors-{file}.safetensors"
         assert (whole / tensors).read_bytes() == (broken / tensors).read_bytes()

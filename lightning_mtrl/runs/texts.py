@@ -1,0 +1,37 @@
+"""What a run tells people in words: one line for each policy, and sample conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning_mtrl.conversation import Conversation
+
+
+def sample_text(conversation: Conversation, values: Sequence[float] | None, name: str) -> str:
+    """A conversation as Markdown, with the value of each turn where there is one, under its name."""
+    lines = [f"**{message.role}**: {message.content}" for message in conversation.prompt]
+    for place, turn in enumerate(conversation.turns):
+        value = f" ({name} {values[place]:.2f})" if values is not None else ""
+        lines.append(f"**response {place + 1}**{value}: {turn.response or '*abstains*'}")
+        lines.append(f"**observation**: {turn.observation or '*nothing*'}")
+    outcome = "unknown" if conversation.outcome is None else f"{conversation.outcome:g}"
+    return "\n\n".join([*lines, f"**outcome**: {outcome}"])
+
+
+def policy_line(row: Mapping[str, Any], optimum: float | None) -> str:
+    """What a policy's row of the summary says.
+
+    Args:
+        row: of the policy.
+        optimum: success rate of the best agent; None where unknown.
+    """
+    low, high = row["success_rate_interval"]
+    best = f" of {optimum:.3f} possible" if optimum is not None else ""
+    step = "" if row["accepted"] is None else f"; step {'taken' if row['accepted'] else 'not taken'}"
+    kl = f", KL {row['kl']:.2f} nats a response" if row["kl"] else ""
+    spent = sum(row["seconds"].values())
+    return (
+        f"policy {row['iteration']}: success rate {row['success_rate']:.3f} [{low:.3f}, {high:.3f}]{best}, "
+        f"return {row['mean_return']:.3f}, {row['turns']:.1f} turns{step}{kl}, {spent:.0f} s"
+    )
