@@ -35,8 +35,8 @@ def diagnose(before: ScoredGroups, signal: Signal, inputs: CriticInputs) -> str:
             f"  ranking   AUC {m['auc']:.3f}; within the same state {m['same_state_accuracy']:.3f}",
             f"  features  linear probe of the base model: AUC {probe_base(inputs):.3f}",
             f"  coverage  a better response was sampled in {100 * coverage:.0f}% of {len(q)} held-out states",
-            f"  room      mean Q {q.mean().item():.3f}; of the best of {q.size(1)} responses "
-            f"{q.max(1).values.mean().item():.3f}",
+            f"  room      mean Q {q.mean().item():z.3f}; of the best of {q.size(1)} responses "
+            f"{q.max(1).values.mean().item():z.3f}",
         ]
     )
 

@@ -118,8 +118,8 @@ class IterativePPO(Algorithm):
             if report.beats_constant
             else (
                 f"the Q-critic does not beat a constant on held-out conversations (gain "
-                f"{report.gain[0]:.4f} nats, "
-                f"lower bound {report.gain[1]:.4f}); collect more conversations or fit it longer"
+                f"{report.gain[0]:z.4f} nats, "
+                f"lower bound {report.gain[1]:z.4f}); collect more conversations or fit it longer"
             )
         )
         return Signal(metrics, report.beats_constant, reason, {"calibration": calibration_figure(report)})
@@ -143,7 +143,8 @@ class IterativePPO(Algorithm):
         accepted = self.improvement.accept == "always" or low > 0
         if not accepted:
             context.say(
-                f"The step is taken back: its gain in Q is {gain:.4f}, 95% interval {low:.4f} to {high:.4f}."
+                f"The step is taken back: its gain in Q is {gain:z.4f}, "
+                f"95% interval {low:z.4f} to {high:z.4f}."
             )
             for name, state in kept.items():
                 self.modules()[name][0].load_state(state)

@@ -66,5 +66,5 @@ class CollectionProgress:
     def _facts(self) -> str:
         rate = self._done / max(time.perf_counter() - self._started, 1e-9)
         known = len(self._outcomes)
-        mean = f"mean outcome {sum(self._outcomes) / known:.3f}" if known else "no outcome yet"
+        mean = f"mean outcome {sum(self._outcomes) / known:z.3f}" if known else "no outcome yet"
         return f"{rate:.1f}/s, {mean}" + (f", {self._dropped} dropped" if self._dropped else "")

@@ -12,7 +12,7 @@ def sample_text(conversation: Conversation, values: Sequence[float] | None, name
     """A conversation as Markdown, with the value of each turn where there is one, under its name."""
     lines = [f"**{message.role}**: {message.content}" for message in conversation.prompt]
     for place, turn in enumerate(conversation.turns):
-        value = f" ({name} {values[place]:.2f})" if values is not None else ""
+        value = f" ({name} {values[place]:z.2f})" if values is not None else ""
         lines.append(f"**response {place + 1}**{value}: {turn.response or '*abstains*'}")
         lines.append(f"**observation**: {turn.observation or '*nothing*'}")
     outcome = "unknown" if conversation.outcome is None else f"{conversation.outcome:g}"
@@ -29,9 +29,11 @@ def policy_line(row: Mapping[str, Any], optimum: float | None) -> str:
     low, high = row["success_rate_interval"]
     best = f" of {optimum:.3f} possible" if optimum is not None else ""
     step = "" if row["accepted"] is None else f"; step {'taken' if row['accepted'] else 'not taken'}"
-    kl = f", KL {row['kl']:.2f} nats a response" if row["kl"] else ""
+    # A KL that is 0 up to rounding, as of equal policies, tells nothing; an estimate of it can be below 0.
+    kl = f"{row['kl'] or 0.0:z.2f}"
     spent = sum(row["seconds"].values())
     return (
         f"policy {row['iteration']}: success rate {row['success_rate']:.3f} [{low:.3f}, {high:.3f}]{best}, "
-        f"return {row['mean_return']:.3f}, {row['turns']:.1f} turns{step}{kl}, {spent:.0f} s"
+        f"return {row['mean_return']:z.3f}, {row['turns']:.1f} turns{step}"
+        f"{'' if kl == '0.00' else f', KL {kl} nats a response'}, {spent:.0f} s"
     )
