@@ -1,13 +1,16 @@
 """Write a policy of a run for use elsewhere: a peft adapter, or with --merge a whole model.
 
-The folder also gets the tokenizer. peft, transformers and vLLM load it as it is. After full fine-tuning
-there is no adapter, and the whole model is written with and without --merge.
+The folder also gets the tokenizer, a README.md that says how to load it and, for the model "tiny", the base
+model. peft, transformers and vLLM load it as it is. After full fine-tuning there is no adapter, and the whole
+model is written with and without --merge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
@@ -15,6 +18,10 @@ from lightning_mtrl.command_paths import add_run_options, expect_writable, open_
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse
 from lightning_mtrl.runs.atomic import replacing_folder
+
+if TYPE_CHECKING:
+    from lightning_mtrl.recorder import Run
+    from lightning_mtrl.runs.folder import RunFolder
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -34,7 +41,32 @@ def main(arguments: Sequence[str]) -> None:
     with replacing_folder(output) as unfinished:
         save(run.parts.backbone, "policy", unfinished)
         run.parts.context.chat.tokenizer.save_pretrained(unfinished)
+        _explain(run, unfinished, output, folder)
     print(f"Policy of iteration {run.iteration} in {output}")
+
+
+def _explain(run: Run, unfinished: Path, output: Path, folder: RunFolder) -> None:
+    from lightning_mtrl.models.model_card import name_base, write_card
+    from lightning_mtrl.models.tiny import TINY_MODELS, tiny_model_of
+
+    config = run.config
+    if (unfinished / "adapter_config.json").is_file():
+        embedded = TINY_MODELS[tiny_model_of(run.parts.environment)].folder
+        name_base(unfinished, output, embedded if config.model.name == "tiny" else None)
+    model = config.model
+    facts = {
+        "base model" if model.fine_tuning == "lora" else "started from": model.name,
+        "type of its weights": model.dtype if model.quantization == "none" else model.quantization,
+        "run": str(folder.path),
+        "iteration": str(run.iteration),
+        "algorithm": config.algorithm.class_path,
+        "environment": config.environment.class_path,
+        "made with": f"lightning_mtrl {version('lightning_mtrl')}",
+    }
+    for row in run.summary.iterations:
+        if row["iteration"] == run.iteration:
+            facts["success rate"] = f"{row['success_rate']:.3f} in {row['conversations']} conversations"
+    write_card(unfinished, f"Policy {run.iteration} of {folder.path.resolve().name}", facts)
 
 
 def _parser() -> ArgumentParser:

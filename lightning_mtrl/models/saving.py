@@ -32,6 +32,7 @@ def save_role(backbone: Backbone, role: str, folder: Path) -> None:
     backbone.base.save_pretrained(str(folder), selected_adapters=[role])
     # peft puts every adapter but "default" into a folder of its own; other programs look one level higher.
     inner = folder / role
+    (folder / "README.md").unlink(missing_ok=True)  # a form that nobody filled in
     for file in inner.iterdir():
         file.rename(folder / file.name)
     inner.rmdir()

@@ -24,7 +24,7 @@ class FakeParts:
     def __init__(self, config: RunConfig, calls: Calls) -> None:
         self.config, self.calls, self.gamma = config, calls, 0.9
         self.backbone = self.collector = self
-        self.validator = "validator"
+        self.validator, self.environment = "validator", object()
         self.context = SimpleNamespace(chat=SimpleNamespace(tokenizer=self))
 
     @contextmanager
@@ -57,7 +57,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     def load_run(folder: RunFolder, iteration: int | None = None) -> SimpleNamespace:
         config = RunConfig(seed=5)
         number = 2 if iteration is None else iteration
-        return SimpleNamespace(config=config, iteration=number, parts=FakeParts(config, asked))
+        rows = [{"iteration": 2, "success_rate": 0.75, "conversations": 256}]
+        parts, summary = FakeParts(config, asked), SimpleNamespace(iterations=rows)
+        return SimpleNamespace(config=config, iteration=number, parts=parts, summary=summary)
 
     def validate(validator: str, backbone: FakeParts, **arguments: Any) -> SimpleNamespace:
         asked.append(("validate", arguments))
@@ -69,14 +71,18 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     def write_conversations(path: Path, conversations: list[str]) -> None:
         path.write_text("\n".join(conversations))
 
-    def save(kind: str) -> Any:
-        return lambda backbone, role, folder: (folder / f"{kind}-{role}").write_text("weights")
+    def save_role(backbone: FakeParts, role: str, folder: Path) -> None:
+        (folder / f"adapter-{role}").write_text("weights")
+        (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/package/tiny", "r": 4}')
+
+    def save_merged(backbone: FakeParts, role: str, folder: Path) -> None:
+        (folder / f"merged-{role}").write_text("weights")
 
     module("recorder", load_run=load_run)
     module("assembly", assemble=lambda config: FakeParts(config, asked))
     module("evaluation.validate", validate=validate)
     module("rollouts.logs", write_conversations=write_conversations)
-    module("models.saving", save_role=save("adapter"), save_merged=save("merged"))
+    module("models.saving", save_role=save_role, save_merged=save_merged)
     return asked
 
 
@@ -173,10 +179,33 @@ def test_collect_takes_whole_groups_only(calls: Calls, capsys: pytest.CaptureFix
 def test_export_writes_an_adapter_or_a_whole_model_and_the_tokenizer(calls: Calls) -> None:
     assert cli.main(["export", "--run=run", "--output=out/adapter"]) == 0
     assert cli.main(["export", "--run=run", "--output=out/merged", "--merge", "--iteration=1"]) == 0
-    files = sorted(path.relative_to("out").as_posix() for path in Path("out").rglob("*") if path.is_file())
-    assert files == [
-        "adapter/adapter-policy",
-        "adapter/tokenizer.json",
-        "merged/merged-policy",
-        "merged/tokenizer.json",
-    ]
+    assert {path.name for path in Path("out/merged").iterdir()} == {
+        "merged-policy",
+        "tokenizer.json",
+        "README.md",
+    }
+    assert {path.name for path in Path("out/adapter").iterdir()} == {
+        "adapter-policy",
+        "adapter_config.json",
+        "base",
+        "tokenizer.json",
+        "README.md",
+    }
+
+
+def test_an_exported_adapter_brings_the_embedded_base_and_says_what_it_is(calls: Calls) -> None:
+    assert cli.main(["export", "--run=run", "--output=out"]) == 0
+    config = json.loads(Path("out/adapter_config.json").read_text())
+    assert config == {"base_model_name_or_path": str(Path("out/base").resolve()), "r": 4}
+    assert {"config.json", "model.safetensors"} <= {path.name for path in Path("out/base").iterdir()}
+    card = Path("out/README.md").read_text()
+    for said in ("# Policy 2 of run", "| base model | tiny |", "0.750 in 256 conversations", "IterativePPO"):
+        assert said in card
+    assert str(Path.cwd()) not in card, "the folder must be loadable wherever it is"
+
+
+def test_a_merged_policy_says_how_it_is_loaded_without_peft(calls: Calls) -> None:
+    assert cli.main(["export", "--run=run", "--output=out", "--merge"]) == 0
+    card = Path("out/README.md").read_text()
+    assert "AutoModelForCausalLM.from_pretrained(folder)" in card
+    assert "peft" not in card

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from transformers import (
 )
 
 from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.models.model_card import name_base, write_card
 from lightning_mtrl.models.saving import save_merged, save_role
 
 PROMPT = torch.tensor([[1, 5, 9, 2, 7]])
@@ -65,6 +68,36 @@ def test_an_exported_adapter_speaks_like_the_policy_in_peft(tmp_path: Path, tied
         "the policy must differ from the base for this test to mean anything"
     )
     assert {path.name for path in tmp_path.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+
+
+def test_the_card_of_a_moved_adapter_loads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base(True).save_pretrained(tmp_path / "package")
+    backbone = trained(AutoModelForCausalLM.from_pretrained(tmp_path / "package"))
+    made, moved = tmp_path / "made", tmp_path / "moved"
+    made.mkdir()
+    save_role(backbone, "policy", made)
+    assert not (made / "README.md").exists(), "an unfilled card of peft"
+    name_base(made, made, tmp_path / "package")
+    write_card(made, "A policy", {"base model": "small"})
+    expected = greedy(backbone.causal("policy"))
+    for gone in ("package", "made"):
+        (tmp_path / gone).rename(moved if gone == "made" else tmp_path / "elsewhere")
+    code = (moved / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(moved)
+    names: dict[str, Any] = {}
+    exec(code.replace("tokenizer = ", "tokenizer = None and "), names)
+    assert greedy(names["model"]) == expected
+
+
+def test_the_name_of_a_local_base_holds_in_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("models/small").mkdir(parents=True)
+    for given, named in (("models/small", str(tmp_path / "models/small")), ("owner/name", "owner/name")):
+        Path("adapter_config.json").write_text(json.dumps({"base_model_name_or_path": given}))
+        name_base(tmp_path, tmp_path, None)
+        assert json.loads(Path("adapter_config.json").read_text())["base_model_name_or_path"] == named
 
 
 @pytest.mark.parametrize("tied", [True, False])
