@@ -26,10 +26,13 @@ class ConversationEstimator(ABC):
     Attributes:
         needs_values: it takes a value head's predictions.
         needs_others: it compares a conversation with the others of its group, so a group of one has none.
+        additive: the advantages of two rewards add up to that of their sum, so that they may be estimated
+            apart. Not so where there is one value head, or where a small reward would be scaled up alone.
     """
 
     needs_values: bool = False
     needs_others: bool = False
+    additive: bool = True
 
     @abstractmethod
     def estimate(
@@ -67,6 +70,7 @@ class GAE(ConversationEstimator):
     """
 
     needs_values = True
+    additive = False
 
     def __init__(
         self, gamma: float = 1.0, gae_lambda: float = 1.0, turn_gamma: float = 1.0, turn_lambda: float = 1.0
@@ -157,6 +161,7 @@ class GRPO(ConversationEstimator):
     ) -> None:
         self.form = {"rewards": objectives.grpo_of_rewards, "returns": objectives.grpo_of_returns}[of]
         self.divide_by_std, self.by_turn = divide_by_std, by_turn
+        self.additive = not divide_by_std
 
     def estimate(
         self, rewards: Tensor, reward_mask: Tensor, values: Tensor, turn_index: Tensor, group: Tensor

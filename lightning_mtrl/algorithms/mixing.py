@@ -114,12 +114,13 @@ def mixed_advantages(
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Advantages and value targets: sum of weight * Adv[rewards], each estimated apart, then whitened.
 
-    An estimator with a value head, which has one head for all rewards and is linear in them, gets their sum
-    instead, in units of the largest weight so that the head's targets have the size of an outcome.
+    An estimator that is not additive gets their sum instead, in units of the largest weight so that a value
+    head's targets have the size of an outcome. GRPO, which divides by the spread of what it compares, would
+    make a token penalty of some thousandths as large as the outcome.
 
     Source: ITPO (arXiv:2603.23550), its mixing rule.
     """
-    if estimator.needs_values:
+    if not estimator.additive:
         streams = [_joined(streams)]
     advantages, returns = torch.zeros_like(values), torch.zeros_like(values)
     for stream in streams:

@@ -163,16 +163,17 @@ def test_every_stream_is_estimated_apart_and_then_weighted() -> None:
     config = MixingConfig(process_weight=2.0, outcome_weight=3.0, token_penalty=0.01)
     process = Credit(torch.where(turn_ends(batch), batch.turn_index / 4, 0.0), turn_ends(batch))
     streams = reward_streams(process, batch, found, config)
+    estimator = GRPO(divide_by_std=False)
     zeros = torch.zeros_like(process.rewards)
-    got, _ = mixed_advantages(streams, GRPO(), zeros, batch, "none")
+    got, _ = mixed_advantages(streams, estimator, zeros, batch, "none")
     wanted = sum(
-        weight * estimated(GRPO(), Credit(stream.rewards, stream.mask), batch)[0]
+        weight * estimated(estimator, Credit(stream.rewards, stream.mask), batch)[0]
         for weight, stream in zip((3.0, 2.0, 2.0), streams, strict=True)
     )
     assert torch.allclose(got, wanted)
-    whitened, _ = mixed_advantages(streams, GRPO(), zeros, batch, "token")
+    whitened, _ = mixed_advantages(streams, estimator, zeros, batch, "token")
     assert torch.allclose(whitened, objectives.masked_whiten(got, batch.response_mask))
-    by_turn, _ = mixed_advantages(streams, GRPO(), zeros, batch, "turn")
+    by_turn, _ = mixed_advantages(streams, estimator, zeros, batch, "turn")
     assert torch.allclose(by_turn, objectives.whiten_turns(got, batch.turn_index))
 
 
@@ -195,3 +196,28 @@ def test_weights_of_nothing_are_refused() -> None:
         MixingConfig(process_weight=0.0, outcome_weight=0.0)
     with pytest.raises(UserError, match="token_penalty is -1"):
         MixingConfig(token_penalty=-1.0)
+
+
+def test_a_small_penalty_stays_small_beside_an_outcome() -> None:
+    """The published estimator would scale it up to the outcome's size if it were compared alone."""
+    conversations = talks([1.0, 0.0, 1.0, 0.0], [2, 3, 3, 2])
+    batch = conversations_batch(conversations)
+    plain = GRPO("returns", by_turn=True)
+    without, with_penalty = (
+        mixed_advantages(
+            reward_streams(
+                replace(outcome_at_end(batch), includes_outcome=True),
+                batch,
+                conversations,
+                MixingConfig(token_penalty=penalty),
+            ),
+            plain,
+            torch.zeros(batch.input_ids.shape),
+            batch,
+            "none",
+        )[0]
+        for penalty in (0.0, 5e-5)
+    )
+    first_turn = batch.turn_index == 1
+    assert without[first_turn].abs().min() > 1
+    assert torch.allclose(with_penalty[first_turn], without[first_turn], rtol=0.01)
