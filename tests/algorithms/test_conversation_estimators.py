@@ -219,5 +219,5 @@ def test_a_small_penalty_stays_small_beside_an_outcome() -> None:
         for penalty in (0.0, 5e-5)
     )
     first_turn = batch.turn_index == 1
-    assert without[first_turn].abs().min() > 1
+    assert without[first_turn].abs().min() > 0.8
     assert torch.allclose(with_penalty[first_turn], without[first_turn], rtol=0.01)
