@@ -21,6 +21,10 @@ _FAILED_CLASS = re.compile(
     r"(?:dot import path string: |given class_path '|Import path (?=\w+\.))(?P<path>[\w.]+)",
     re.DOTALL,
 )
+# Where the errors of all types of a union leave the path out.
+_GIVEN_CLASS = re.compile(
+    r"""^Parser key "(?P<key>\w+)":.*\n\s*Given value: (?:\{.*?'class_path': ')?(?P<path>[\w.]+)""", re.DOTALL
+)
 
 
 class _AnyEnvironment(Protocol):
@@ -40,7 +44,7 @@ def class_type(key: str) -> Any:
 
 def missing_class(error: str) -> str | None:
     """What is wrong with the class that a parser's error is about; None if it is about something else."""
-    found = _FAILED_CLASS.search(error)
+    found = _FAILED_CLASS.search(error) or _GIVEN_CLASS.search(error)
     return cannot_find(found["key"], found["path"]) if found and found["key"] in CLASS_KEYS else None
 
 
@@ -57,10 +61,43 @@ def cannot_find(key: str, path: str) -> str | None:
         return with_choices(f"{said}, which cannot be imported ({error})", name, exported)
     if not hasattr(module, name):
         return with_choices(f"{said}, but {module_name} has no {name}", name, exported)
-    found = getattr(module, name)
-    if not (inspect.isclass(found) and issubclass(found, base)):
-        return with_choices(f"{said}, which is no {base.__name__}", name, exported)
+    problem = _unfit(getattr(module, name), base)
+    return with_choices(f"{said}, {problem}", name, exported) if problem else None
+
+
+def _unfit(found: object, base: type) -> str | None:
+    """Why something that was found is no class of a kind; None if it is."""
+    kind = f"{base.__module__}.{base.__name__}"
+    if not inspect.isclass(found):
+        return "which is no class"
+    if found is base or inspect.isabstract(found):
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        return f"which is only a base of others{f'; it lacks {missing}' if missing else ''}"
+    if not getattr(base, "_is_protocol", False):
+        return None if issubclass(found, base) else f"which does not inherit from {kind}"
+    wanted = {name: inspect.signature(made) for name, made in vars(base).items() if inspect.isfunction(made)}
+    for name, signature in wanted.items():
+        given = ", ".join(list(signature.parameters)[1:])
+        if name.startswith("_") or _takes(getattr(found, name, None), signature):
+            continue
+        problem = (
+            f"whose {name} does not take ({given})"
+            if hasattr(found, name)
+            else f"which has no {name}({given})"
+        )
+        return f"{problem}, as {kind} asks for"
     return None
+
+
+def _takes(method: object, wanted: inspect.Signature) -> bool:
+    if not callable(method):
+        return False
+    try:
+        own, *named = wanted.parameters
+        inspect.signature(method).bind(own, **dict.fromkeys(named))  # by name, as the parser compares them
+    except TypeError:
+        return False
+    return True
 
 
 def _exports(key: str) -> tuple[type, dict[str, type]]:

@@ -23,6 +23,9 @@ _NO_PART = re.compile(
     r"^(?:Expected a dot import path string:|Not a valid subclass of |Import path .*does not )"
 )
 _CLASS_PATH = re.compile(r"^\s*\{.*?'class_path': '([^']*)'")
+_UNTYPED = re.compile(
+    r"Parameter '(?P<name>\w+)' from '(?P<path>[\w.]+?)(?:\.__init__)?' does not specify a type"
+)
 _ABSTRACT = re.compile(r"^Expected an instantiatable class, but ")
 _OF_CLASS = re.compile(r" is not an argument of | There are: | \(an argument of ")
 _UNION = "Does not validate against any of the Union subtypes"
@@ -85,6 +88,9 @@ def _told_of_class(key: str, path: str, detail: str) -> str:
         # Only the keys of a parser have help of their own.
         where = "" if "." in key else f" --{key}.help {path} explains them."
         return f"{key}.init_args.{name} is not an argument of {path}.{near}{where}"
+    if match := _REQUIRED.match(detail):
+        names = [f"{key}.init_args.{name}" for name in match["keys"].split(", ")]
+        return f"{' and '.join(names)} must be given; {path} has no default for it. Pass --{names[0]} VALUE."
     told = _told(f"{key}.init_args", detail, ArgumentParser())
     return told if _OF_CLASS.search(told) else f"{told} (an argument of {path})"
 
@@ -103,6 +109,12 @@ def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
     value = _shown(text)
     listed = _GIVEN.sub("", detail.partition("Errors:\n")[2])
     entries = [_dedent(entry) for entry in re.split(r"(?:^|\n)\s{0,4}- ", listed) if entry.strip()]
+    if match := _UNTYPED.search(listed):
+        name = match["name"]
+        return (
+            f"{key}.init_args.{name} has no type in {match['path']}, so it cannot be read. Write one "
+            f"there, such as `{name}: int`."
+        )
     base = _SUBTYPES.search(detail)
     if base and (problem := _no_part(key, text, base["base"], entries)):
         return problem
@@ -119,13 +131,12 @@ def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
 def _no_part(key: str, given: str, base_path: str, entries: list[str]) -> str | None:
     """What is wrong with the class of a part, and the classes that there are; None if it is its arguments."""
     classes = [match for match in map(_CLASS.match, entries) if match]
-    if any(
-        _KEY.match(_dedent(match["detail"])) or _OPTION.match(_dedent(match["detail"])) for match in classes
-    ):
+    details = [_dedent(match["detail"]) for match in classes]
+    if any(kind.match(detail) for detail in details for kind in (_KEY, _OPTION, _REQUIRED)):
         return None
     module, _, base_name = base_path.rpartition(".")
     if classes:
-        why = f"which cannot be found ({_dedent(classes[0]['detail'])})"
+        why = f"which cannot be found ({details[0]})"
     elif any(map(_ABSTRACT.match, entries)):
         why = "which is only a base of others"
     elif any(map(_NO_PART.match, entries)):

@@ -206,12 +206,34 @@ def test_a_configuration_that_is_missing_or_broken(mistake: Mistake, tmp_path: P
     assert told.startswith("error: c.yaml: data.conversation is not a known key")
 
 
-@pytest.mark.parametrize("name", ["./no/such/folder", "no-such-model.gguf", "nobody/no-such-model"])
+@pytest.mark.parametrize("name", ["./no/such", "models/none", "no-such-model.gguf", "nobody/none"])
 def test_a_model_that_is_not_there(mistake: Mistake, tmp_path: Path, name: str) -> None:
     told = mistake("fit", f"--model.name={name}")
     assert list((tmp_path / "runs").iterdir()) == [], "a run that never began left a folder"
     assert f"model.name is {name!r}" in told
     assert "a folder with config.json" in told
+
+
+def test_the_small_model_that_was_not_fetched_is_told_with_what_fetches_it(
+    mistake: Mistake,
+) -> None:
+    name = "models/SmolLM2-135M-Instruct"
+    told = mistake("fit", f"--model.name={name}")
+    assert f"model.name is {name!r}, but that path does not exist. " in told
+    assert told.endswith(f"To get it: python scripts/fetch_smollm2.py {name}\n")
+
+
+def test_the_estimators_are_listed_where_one_is_misspelt(mistake: Mistake) -> None:
+    told = mistake("fit", f"--config={CONFIGS / 'quickstart.yaml'}", f"--{ALGORITHM}.estimator=RLO")
+    assert "estimator is 'RLO', which is no AdvantageEstimator. Did you mean RLOO? There are: GAE, G" in told
+
+
+def test_a_class_that_is_no_algorithm(mistake: Mistake) -> None:
+    told = mistake("fit", "--algorithm=torch.nn.Linear")
+    assert "'torch.nn.Linear', which does not inherit from lightning_mtrl.algorithms.base.Algorithm." in told
+    assert "which is only a base of others; it lacks converged" in mistake(
+        "fit", "--algorithm=lightning_mtrl.algorithms.Algorithm"
+    )
 
 
 def test_a_folder_without_a_model(mistake: Mistake, tmp_path: Path) -> None:

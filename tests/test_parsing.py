@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,61 @@ def test_a_class_outside_the_package_is_given_by_its_path(
     assert "size" in mistake("--environment=my_shop.Shop", "--environment.init_args.size=big")
 
 
+SHOPS = """
+from lightning_mtrl.environments.protocol import Observation, Transition
+
+class Shop:
+    def __init__(self, size: int): ...
+    def reset(self, seed: int): ...
+    def step(self, response): ...
+
+class Untyped(Shop):
+    def __init__(self, size): ...
+
+class Silent:
+    def reset(self, seed: int): ...
+
+class Other(Silent):
+    def step(self, text): ...
+
+class Deaf(Silent):
+    def step(self): ...
+
+def make(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "Shop",
+            "environment.init_args.size must be given; shops.Shop has no default for it. Pass --env",
+        ),
+        (
+            "Untyped",
+            "environment.init_args.size has no type in shops.Untyped, so it cannot be read. ",
+        ),
+        (
+            "Silent",
+            "environment.class_path is 'shops.Silent', which has no step(response), as light",
+        ),
+        ("Other", "environment.class_path is 'shops.Other', whose step does not take (response), as "),
+        ("Deaf", "environment.class_path is 'shops.Deaf', whose step does not take (response), as "),
+        ("make", "environment.class_path is 'shops.make', which is no class. There are: "),
+    ],
+)
+def test_what_a_class_of_your_own_lacks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    written(tmp_path, "shops.py", SHOPS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shops", raising=False)
+    assert mistake("--environment", f"shops.{name}").startswith(told)
+    spec = written(tmp_path, "c.yaml", f"environment: {{class_path: shops.{name}}}")
+    assert mistake("--config", str(spec)).startswith(f"{spec}: {told}") or name == "Shop"
+
+
 def test_a_run_is_named_after_its_last_file_or_its_classes(tmp_path: Path) -> None:
     base, over = written(tmp_path, "base.yaml", BASE), written(tmp_path, "shop.yaml", OVER)
     assert parse_run("fit", "", [f"--config={base}", "--config", str(over)]).name == "shop"
@@ -204,8 +260,14 @@ def test_a_run_is_named_after_its_last_file_or_its_classes(tmp_path: Path) -> No
         ),
         (["--algorithm", "fake_algorithms.PPO"], ["fake_algorithms has no PPO", "There are: IterativePPO"]),
         (["--algorithm", "no_such.PPO"], ["cannot be imported", "no_such"]),
-        (["--algorithm", "fake_algorithms.NoAlgorithm"], ["algorithm is 'fake_algorithms.NoAlgorithm'"]),
-        (["--environment", "{class_path: fake_algorithms.NoAlgorithm}"], ["which is no Environment"]),
+        (
+            ["--algorithm", "fake_algorithms.NoAlgorithm"],
+            ["algorithm.class_path is 'fake_algorithms.NoAlgorithm', which does not inherit from fake_alg"],
+        ),
+        (
+            ["--environment", "{class_path: fake_algorithms.NoAlgorithm}"],
+            ["has no reset(seed), as lightning_mtrl."],
+        ),
         (["--algorithm.init_args.estimatr", "gae"], ["algorithm.init_args.estimatr is not an argument of"]),
         (
             ["--algorithm.init_args.estimator", "grpo"],

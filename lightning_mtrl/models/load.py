@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 Quantization = Literal["none", "nf4"]
 EXPECTED = "'tiny', the id of a model on the Hugging Face Hub, a folder with config.json, or a .gguf file"
+# A name that begins like this is never looked for on the Hub, which takes a minute where it is out of reach.
+_LOCAL = ("./", "../", "~", "models/")
+_FETCHED = "SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,12 @@ def _found(name: str, path: Path, gguf_file: str | None, trust_remote_code: bool
             key = f"model.gguf_file is {gguf_file!r}" if gguf_file else f"model.name is {name!r}"
             raise UserError(f"{key}, but there is no file {wanted}. model.name must be {EXPECTED}.")
         return _Source(name, str(path), gguf_file, trust_remote_code)
-    is_path = path.is_absolute() or name.startswith(("./", "../", "~")) or name.count("/") > 1
+    is_path = path.is_absolute() or name.startswith(_LOCAL) or name.count("/") > 1
     if path.is_file() or is_path or path.suffix == ".gguf":
         state = "is not a model" if path.exists() else "does not exist"
-        raise UserError(f"model.name is {name!r}, but that path {state}. It must be {EXPECTED}.")
+        fetched = path.name == _FETCHED and not path.exists()
+        advice = f" To get it: python scripts/fetch_smollm2.py {name}" if fetched else ""
+        raise UserError(f"model.name is {name!r}, but that path {state}. It must be {EXPECTED}.{advice}")
     return _Source(name, name, gguf_file, trust_remote_code)
 
 
