@@ -20,7 +20,7 @@ from lightning_mtrl.parsing import load_config
 CONFIGS = Path(__file__).parents[2] / "configs"
 TASKS = ("math_tutoring", "document_writing", "medical_recommendation")
 NUMBER = 1024
-PRM = {"beta": 5.0, "learning_rate": 2e-3, "epochs": 1}
+PRM = {"beta": 5.0, "learning_rate": 1e-3, "epochs": 2}
 SHUFFLES = 3
 
 
@@ -56,19 +56,19 @@ def _recovered(parts: Parts, conversations: list[Conversation], labels: list[flo
 def test_the_pivotal_turn_ranks_first_and_only_if_the_outcomes_are_those_of_the_conversations(
     task: str,
 ) -> None:
-    """Measured shares with true outcomes: math 0.99, writing 0.89, medical 0.96; guessing gives 0.24.
+    """Measured shares with true outcomes: math 0.985, writing 0.915, medical 0.979; guessing gives 0.15.
 
-    The standard error of a share of 1,000 conversations is 0.01 at 0.89, so that other conversations alone
+    The standard error of a share of 1,000 conversations is 0.01 at 0.9, so that other conversations alone
     would bring it below 0.8 with a chance under 1e-9. Outcomes of other conversations give no direction, but
     what noise there is shows where responses vary most, and that is the pivotal turn: a single fit can rank
-    it first by accident, so the claim is about the mean of some.
+    it first by accident (0.11 to 0.54 were seen), so the claim is about the mean of some.
     """
     parts = _parts(task)
     conversations = _collect(parts)
     outcomes = [float(c.outcome or 0.0) for c in conversations]
     found = _recovered(parts, conversations, outcomes)
     assert found.conversations > 0.95 * NUMBER
-    assert found.chance < 0.27
+    assert found.chance < 0.17
     assert found.successes > 0.8
     assert found.share > 0.8
     mixed = [_recovered(_parts(task), conversations, _shuffled(outcomes, seed)) for seed in range(SHUFFLES)]
