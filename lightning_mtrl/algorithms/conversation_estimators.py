@@ -153,6 +153,8 @@ class GRPO(ConversationEstimator):
         by_turn: compare only with the turns of the same number, and not with all turns of the group.
     """
 
+    needs_others = True
+
     def __init__(
         self,
         of: Literal["rewards", "returns"] = "rewards",

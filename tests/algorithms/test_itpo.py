@@ -190,8 +190,9 @@ def test_turn_values_are_the_rewards_that_people_see_beside_the_turns() -> None:
 
 
 def test_groups_of_one_are_refused_before_anything_is_sampled() -> None:
-    with pytest.raises(UserError, match=r"data\.group_size is 1, .* at least 2 with RLOO"):
-        parts_of(data={"group_size": 1})
+    for name in ("RLOO", "GRPO"):
+        with pytest.raises(UserError, match=rf"data\.group_size is 1, .* at least 2 with {name}"):
+            parts_of(estimator=spec(name, ESTIMATORS), data={"group_size": 1})
     parts_of(estimator=spec("REINFORCE", ESTIMATORS), data={"group_size": 1})
 
 
