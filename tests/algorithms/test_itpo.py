@@ -150,7 +150,7 @@ def test_conversations_that_are_alone_in_their_group_are_left_out_where_others_a
     found = [replace(c, group=99) if place == 0 else c for place, c in enumerate(collect(parts))]
     _, improvement = step(parts, found)
     assert improvement.metrics["left_out"] == 1
-    parts = parts_of(estimator=spec("GRPO", ESTIMATORS))
+    parts = parts_of(estimator=spec("REINFORCE", ESTIMATORS))
     _, improvement = step(parts, found)
     assert improvement.metrics["left_out"] == 0
 
