@@ -15,6 +15,20 @@ from lightning_mtrl.runs.checkpoint import latest_checkpoint, load_checkpoint
 from lightning_mtrl.runs.folder import RunFolder
 from table1_report import Curve
 
+# One colour for a credit and one line for an estimator, the same in all figures.
+CREDITS = (
+    "outcome",
+    "trajectory_share",
+    "uniform",
+    "dirichlet",
+    "prime",
+    "itpo",
+    "norm_itpo",
+    "norm_itpo_paper",
+    "llm_judge",
+    "q_difference",
+)
+LINES = {"gae": "dashed", "rloo": "solid", "grpo": "dotted", "reinforce": "dashdot"}
 Series = Mapping[str, Sequence[Sequence[float]]]  # by label: for each seed, a number for each iteration
 
 
@@ -84,12 +98,15 @@ def _band(axes: Axes, label: str, runs: Sequence[Sequence[float]], scale: int, f
     length = min(map(len, runs))
     columns = [[run[i] for run in runs if math.isfinite(run[i])] for i in range(length)]
     places = [(first + i) * scale for i in range(length)]
-    (line,) = axes.plot(places, [sum(c) / len(c) if c else math.nan for c in columns], label=label)
+    credit, _, advantage = label.partition(" ")
+    color = f"C{CREDITS.index(credit)}"
+    means = [sum(c) / len(c) if c else math.nan for c in columns]
+    axes.plot(places, means, label=label, color=color, linestyle=LINES[advantage])
     if len(runs) > 1:
         ends = [mean_interval(c) if len(c) > 1 else (math.nan, math.nan) for c in columns]
         low, high = zip(*ends, strict=True)
-        axes.fill_between(places, low, high, alpha=0.12, color=line.get_color())
+        axes.fill_between(places, low, high, alpha=0.08, color=color)
 
 
 def _legend(axes: Axes) -> None:
-    axes.legend(fontsize="small", ncols=2)
+    axes.legend(fontsize="x-small", ncols=2)
