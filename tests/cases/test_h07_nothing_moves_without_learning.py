@@ -114,12 +114,12 @@ def test_ratios_stay_one_and_kl_zero_in_both_epochs(
     estimator: AdvantageEstimator, settings: dict[str, Any]
 ) -> None:
     logged, measured, before, after = _improved(0.0, estimator, **settings)
-    # Three micro-batches for each of the four steps of an epoch.
-    assert {len(logged[f"policy/{name}"]) for name in ("ratio", "ratio_deviation", "clip_fraction")} == {24}
-    assert logged["policy/ratio"] == pytest.approx([1.0] * 24, abs=1e-5)
+    # One number for each of the four steps of an epoch, done in three micro-batches.
+    assert {len(logged[f"policy/{name}"]) for name in ("ratio", "ratio_deviation", "clip_fraction")} == {8}
+    assert logged["policy/ratio"] == pytest.approx([1.0] * 8, abs=1e-5)
     assert max(logged["policy/ratio_deviation"]) < 1e-4
-    assert logged["policy/clip_fraction"] == [0.0] * 24
-    assert logged[KL] == pytest.approx([0.0] * 24, abs=1e-6)
+    assert logged["policy/clip_fraction"] == [0.0] * 8
+    assert logged[KL] == pytest.approx([0.0] * 8, abs=1e-6)
     assert measured["kl"] == pytest.approx(0.0, abs=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
@@ -128,11 +128,11 @@ def test_with_a_learning_rate_the_first_minibatch_is_the_same_and_later_ones_are
     logged, measured, before, after = _improved(1e-2, RLOO())
     still, still_measured, _, _ = _improved(0.0, RLOO())
     for name in ("policy/ratio", "policy/ratio_deviation", "policy/clip_fraction", KL, "policy/loss"):
-        assert logged[name][:3] == still[name][:3]
+        assert logged[name][:1] == still[name][:1]
     assert measured["kl"] == still_measured["kl"]
-    assert min(logged["policy/ratio_deviation"][3:]) > 1e-2
-    assert min(logged[KL][3:]) > 1e-6
-    assert max(logged["policy/clip_fraction"][3:]) > 0
+    assert min(logged["policy/ratio_deviation"][1:]) > 1e-2
+    assert min(logged[KL][1:]) > 1e-6
+    assert max(logged["policy/clip_fraction"][1:]) > 0
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
