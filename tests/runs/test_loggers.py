@@ -93,7 +93,7 @@ def test_without_loggers_everything_can_still_be_called(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_writes_what_came_after_its_checkpoint_once(tmp_path: Path) -> None:
-    folder, clock = RunFolder(tmp_path), Clock(rows=0)
+    folder, clock = RunFolder(tmp_path), Clock(rows=0, summaries=0)
     log = RunLog(folder, ["csv", "tensorboard"], clock)
     for clock.step in (1, 2, 3, 4):
         clock.iteration = (clock.step - 1) // 2
@@ -101,7 +101,7 @@ def test_a_resumed_run_writes_what_came_after_its_checkpoint_once(tmp_path: Path
     clock.iteration = 2  # the report on the policy of iteration 1 stands before the checkpoint
     log.metrics({"success_rate": 0.5})
     log.flush()
-    checkpoint = Clock(clock.iteration, clock.step, clock.rows)
+    checkpoint = Clock(clock.iteration, clock.step, clock.rows, clock.summaries)
     for clock.step in (5, 6):
         log.metrics({"loss": float(clock.step)})
     log.flush()
