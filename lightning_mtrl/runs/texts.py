@@ -8,7 +8,9 @@ from typing import Any
 from lightning_mtrl.conversation import Conversation
 
 
-def sample_text(conversation: Conversation, values: Sequence[float] | None, name: str) -> str:
+def sample_text(
+    conversation: Conversation, values: Sequence[float] | None = None, name: str = "value"
+) -> str:
     """A conversation as Markdown, with the value of each turn where there is one, under its name."""
     lines = [f"**{message.role}**: {message.content}" for message in conversation.prompt]
     for place, turn in enumerate(conversation.turns):
