@@ -24,6 +24,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_mtrl.errors import UserError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -105,7 +107,7 @@ def run(job: Job) -> str:
     text = to_yaml(replace(config, run_dir=None))
     folder = RunFolder(job.folder)
     if folder.config.is_file() and folder.config.read_text("utf-8") != text:
-        raise ValueError(f"{job.folder} holds a run with another configuration; choose another --output")
+        raise UserError(f"{job.folder} holds a run with another configuration; choose another --output")
     summary = Summary.open(folder.summary)
     if len(summary.iterations) <= config.loop.iterations:
         if folder.config.is_file():
@@ -118,6 +120,13 @@ def run(job: Job) -> str:
         summary = Summary.open(folder.summary)
     first, last = (summary.iterations[place]["mean_return"] for place in (0, -1))
     return f"outcome {first:.3f} -> {last:.3f}, {summary.seconds:.0f} s"
+
+
+def _check(job: Job) -> None:
+    """Refuse options that no run could work with, before any begins."""
+    from lightning_mtrl.parsing import load_config
+
+    load_config(*job.cell.files(job.size), overrides=job.overrides)
 
 
 def run_all(jobs: Sequence[Job], workers: int) -> list[str]:
@@ -140,7 +149,8 @@ def _told(done: Future[str]) -> tuple[str, bool]:
     try:
         return done.result(), False
     except Exception as error:  # One run that fails must not cost the others.
-        traceback.print_exception(error)
+        if not isinstance(error, UserError):
+            traceback.print_exception(error)
         return f"FAILED, {type(error).__name__}: {error}", True
 
 
@@ -207,6 +217,13 @@ def _figures_of(
     return found
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -216,10 +233,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--credits", nargs="+", choices=names("credit"), metavar="CREDIT")
     parser.add_argument("--advantages", nargs="+", choices=names("advantage"), metavar="ADVANTAGE")
     parser.add_argument("--size", default="tiny", choices=names("size"))
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each cell")
-    parser.add_argument("--iterations", type=int, default=12)
-    parser.add_argument("--validation", type=int, default=256, help="conversations that measure each policy")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at the same time")
+    parser.add_argument("--seeds", type=_count, default=5, help="runs of each cell")
+    parser.add_argument("--iterations", type=_count, default=12)
+    parser.add_argument(
+        "--validation", type=_count, default=256, help="conversations that measure each policy"
+    )
+    parser.add_argument("--jobs", type=_count, default=os.cpu_count() or 1, help="runs at the same time")
     parser.add_argument(
         "--set", nargs="*", default=[], metavar="KEY=VALUE", help="options of fit, for all runs"
     )
@@ -231,11 +250,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     cells = chosen_cells(options.tasks, options.credits, options.advantages)
     jobs = jobs_of(cells, options)
+    try:
+        _check(jobs[0])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     failed = run_all(jobs, options.jobs)
     if failed:
+        # No table of what is there from before, which would be taken for that of these runs.
         print(f"{len(failed)} of {len(jobs)} runs failed: {', '.join(failed)}", file=sys.stderr)
+        return 1
     print(report(options.output, cells, options.seeds))
-    return 1 if failed else 0
+    return 0
 
 
 if __name__ == "__main__":

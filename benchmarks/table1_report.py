@@ -179,6 +179,8 @@ def _line(row: Row) -> str:
 
 def _with(value: float, interval: tuple[float, float], factor: float, digits: int) -> str:
     low, high = (factor * end for end in interval)
+    if not math.isfinite(high - low):
+        return f"{factor * value:.{digits}f}"  # one seed bounds nothing
     return f"{factor * value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import table1
 from lightning_mtrl import cli
+from lightning_mtrl.errors import UserError
 from table1 import Cell, Job
 from table1_report import Curve, best_known, markdown, row_of
 
@@ -99,6 +100,32 @@ def test_a_folder_with_another_configuration_is_not_taken_for_a_finished_run(tmp
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text("seed: 3\n")
-    with pytest.raises(ValueError, match="another configuration; choose another --output"):
+    with pytest.raises(UserError, match="another configuration; choose another --output"):
         table1.run(Job(Cell("math_tutoring", "uniform", "rloo"), 0, "tiny", folder, ()))
     assert (folder / "config.yaml").read_text() == "seed: 3\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--set", "data.group_size=1"], "data.group_size is 1"),
+        (["--set", "foo=1"], "foo"),
+        (["--seeds", "0"], "0 is less than 1"),
+        (["--jobs", "0"], "0 is less than 1"),
+    ],
+)
+def test_options_that_no_run_could_work_with_are_refused_at_once(
+    options: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = tmp_path / "grid"
+    try:
+        status = table1.main([f"--output={grid}", "--credits", "prime", "--advantages", "rloo", *options])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    assert told in capsys.readouterr().err
+    assert not grid.exists()
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert "80.0 |" in markdown([row_of("t", "c", "a", [curve(0.2, 0.8)], 0.9)], {"t": 0.9})
