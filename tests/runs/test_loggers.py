@@ -3,14 +3,25 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import pytest
 import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from lightning_mtrl.runs.folder import RunFolder
 from lightning_mtrl.runs.loggers import Clock, RunLog
+
+
+@pytest.fixture(autouse=True)
+def files_are_named_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard takes files begun in one second by name, where 10 comes before 9.
+
+    Processes of a run begin at different times; the loggers of a test do not.
+    """
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
 
 
 class Logging(LightningModule):
