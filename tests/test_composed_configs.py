@@ -51,6 +51,7 @@ def itpo_of(config: RunConfig) -> ITPO:
     return algorithm
 
 
+@pytest.mark.slow  # half a second for each of the fifty compositions
 @pytest.mark.parametrize("credit", CREDITS)
 def test_every_credit_goes_with_every_estimator(credit: str) -> None:
     for advantage, size in [*((advantage, "tiny") for advantage in ADVANTAGES), ("rloo", "natural")]:
