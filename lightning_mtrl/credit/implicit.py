@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.passes import group_minibatches, of_similar_length, referenced, token_values
 from lightning_mtrl.algorithms.stepping import Stepper
-from lightning_mtrl.batch import ConversationBatch, collate
+from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import CreditAssigner
 from lightning_mtrl.credit.probe import PRMProbe
@@ -48,6 +48,7 @@ class ImplicitCredit(CreditAssigner):
         self.drop_last_token = drop_last_token
         self.prescale = PRESCALES[prescale]
         self.probe = PRMProbe()
+        self._probe_batch: ReferencedBatch | None = None
 
     def setup(self, context: Context) -> None:
         """Create pi_phi and pi_0, both as the policy is now."""
@@ -95,7 +96,7 @@ class ImplicitCredit(CreditAssigner):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Put `state` back."""
-        self.probe = PRMProbe.from_state(state)
+        self.probe, self._probe_batch = PRMProbe.from_state(state), None
 
     def figures(self) -> dict[str, Figure]:
         """How the PRM's scores developed: figures 2, 3, 5 and 7 of the paper, for this run."""
@@ -118,8 +119,11 @@ class ImplicitCredit(CreditAssigner):
     def _look_again(self, conversations: list[Conversation], tau: float) -> None:
         """Score the fixed conversations."""
         self.probe.choose(conversations)
-        chat = self.context.chat
-        batch = collate(self.probe.conversations, chat.pad_id, chat.header_ids)
+        if self._probe_batch is None:  # pi_0 does not change, so it scores them once
+            chat = self.context.chat
+            plain = collate(self.probe.conversations, chat.pad_id, chat.header_ids)
+            self._probe_batch = referenced(plain, self.module.reference, self.context)
+        batch = self._probe_batch
         rewards = self._raw_rewards(batch)
         found = [
             [

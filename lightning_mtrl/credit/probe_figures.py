@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning_mtrl.credit.probe import PRMProbe
+from lightning_mtrl.evaluation.ranking import SUCCESS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-SUCCESS = 0.5  # an outcome above it is a success
 
 
 def probe_figures(probe: PRMProbe) -> dict[str, Figure]:
