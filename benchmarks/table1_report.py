@@ -24,20 +24,16 @@ class Curve:
     """What one run measured.
 
     Attributes:
-        seed: of the run.
         outcomes: mean outcome of pi_0 and of each later policy on the same fresh conversations.
         tokens: mean number of sampled tokens of a conversation of the last policy.
         conversations: collected in each iteration.
         seconds: that the run took.
-        optimum: mean outcome of the best agent.
     """
 
-    seed: int
     outcomes: tuple[float, ...]
     tokens: float
     conversations: int
     seconds: float
-    optimum: float
 
     @property
     def score(self) -> float:
@@ -101,12 +97,10 @@ def read_curve(folder: Path) -> Curve | None:
     if len(rows) <= config.loop.iterations:
         return None
     return Curve(
-        config.seed,
         tuple(row["mean_return"] for row in rows),
         rows[-1]["tokens"],
         config.data.conversations,
         summary["seconds"],
-        summary["optimum_return"] or 1.0,
     )
 
 
