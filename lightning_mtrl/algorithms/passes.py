@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, TokenBatch
-from lightning_mtrl.modules.base import scored_tokens
+from lightning_mtrl.modules.base import scored_logprobs
 
 TOKENS_IN_PASS = 16384  # padding included, in a pass without gradients
 SHORTEST = 0.75  # of the longest conversation of a pass; the rest of its row is padding
@@ -67,7 +67,7 @@ def role_logprobs(role: str, batch: ConversationBatch, context: Context) -> Floa
 
     def score(part: ConversationBatch) -> Tensor:
         hidden = backbone.hidden(role, part.input_ids, part.attention_mask, part.position_ids)
-        return scored_tokens(backbone, role, hidden, part)[0]
+        return scored_logprobs(backbone, role, hidden, part)
 
     return token_values(score, role, batch, context)
 

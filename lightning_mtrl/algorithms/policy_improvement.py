@@ -19,7 +19,7 @@ from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_a
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.evaluation.intervals import mean_interval
-from lightning_mtrl.modules.base import scored_tokens
+from lightning_mtrl.modules.base import scored_logprobs
 from lightning_mtrl.modules.policy import Policy
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
@@ -248,7 +248,7 @@ class SingleTurnImprover:
 
         def score(part: GroupBatch) -> Tensor:
             hidden = backbone.hidden("reference", part.input_ids, part.attention_mask, part.position_ids)
-            return scored_tokens(backbone, "reference", hidden, part)[0]
+            return scored_logprobs(backbone, "reference", hidden, part)
 
         with self.context.fabric.autocast():
             return by_token(score, batch, _passes(batch))

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
-
-CHUNK_ELEMENTS = 16 * 1024 * 1024  # logits held at a time (64 MiB in fp32)
+from lightning_mtrl.models import chunked_head
+from lightning_mtrl.models.chunked_head import Entropy, Squash, head_logprobs
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class LogitHead:
 
     def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
         """Logits in fp32."""
-        logits: Tensor = self.head(hidden).float()
+        logits: Tensor = self.head(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap:
@@ -73,11 +74,11 @@ class LogitHead:
 
 def token_logprobs(
     head: LogitHead, hidden: Float[Tensor, "N H"], targets: Int[Tensor, " N"]
-) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Log-probability of each target and entropy of each distribution, at temperature 1.
+) -> Float[Tensor, " N"]:
+    """Log-probability of each target at temperature 1.
 
-    Works in chunks, and recomputes a chunk's logits in the backward pass, so memory does not grow with
-    tokens x vocabulary. Gradients are exact, for the hidden states and for a trained head.
+    Works in chunks, so memory does not grow with tokens x vocabulary. Gradients are exact, for the hidden
+    states and for a trained head.
 
     Args:
         head: the output head.
@@ -85,20 +86,26 @@ def token_logprobs(
         targets: token ids.
 
     Returns:
+        Log-probabilities in nats, fp32.
+    """
+    return _scored(head, hidden, targets, Entropy(wanted=False, trained=False))[0]
+
+
+def token_logprobs_and_entropies(
+    head: LogitHead, hidden: Float[Tensor, "N H"], targets: Int[Tensor, " N"], entropy_trained: bool = True
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Log-probability of each target and entropy of each distribution, at temperature 1; see above.
+
+    Args:
+        head: the output head.
+        hidden: hidden states that predict the targets.
+        targets: token ids.
+        entropy_trained: False for entropies without gradients, which are cheaper.
+
+    Returns:
         Log-probabilities and entropies in nats, fp32.
     """
-    size = max(1, CHUNK_ELEMENTS // head_width(head))
-    parts = []
-    for start in range(0, hidden.size(0), size):
-        piece = (head, hidden[start : start + size], targets[start : start + size])
-        if torch.is_grad_enabled() and hidden.size(0) > size:
-            parts.append(checkpoint(_chunk, *piece, use_reentrant=False))
-        else:
-            parts.append(_chunk(*piece))
-    if not parts:
-        empty = hidden.sum(-1).float()
-        return empty, empty
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+    return _scored(head, hidden, targets, Entropy(wanted=True, trained=entropy_trained))
 
 
 def head_width(head: LogitHead) -> int:
@@ -108,7 +115,35 @@ def head_width(head: LogitHead) -> int:
     return int(getattr(head.head, "out_features", 0) or weight.size(0))
 
 
-def _chunk(head: LogitHead, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _scored(head: LogitHead, hidden: Tensor, targets: Tensor, entropy: Entropy) -> tuple[Tensor, Tensor]:
+    if not len(targets):
+        empty = hidden.sum(-1).float()
+        return empty, empty
+    if type(head.head) is nn.Linear:
+        squash = Squash(head.softcap, head.scale)
+        return head_logprobs(hidden, head.head.weight, head.head.bias, targets, squash, entropy)
+    return _through_module(head, hidden, targets, entropy)
+
+
+def _through_module(
+    head: LogitHead, hidden: Tensor, targets: Tensor, entropy: Entropy
+) -> tuple[Tensor, Tensor]:
+    """For a head that is more than a matrix (in 4 bits, with an adapter): each chunk is computed twice."""
+    size = max(1, chunked_head.FROZEN_ELEMENTS // head_width(head))
+    parts = []
+    for start in range(0, hidden.size(0), size):
+        piece = (head, hidden[start : start + size], targets[start : start + size], entropy)
+        if torch.is_grad_enabled() and hidden.size(0) > size:
+            parts.append(checkpoint(_chunk, *piece, use_reentrant=False))
+        else:
+            parts.append(_chunk(*piece))
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def _chunk(head: LogitHead, hidden: Tensor, targets: Tensor, entropy: Entropy) -> tuple[Tensor, Tensor]:
     logprobs = head.logits(hidden).log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(1, targets[:, None]).squeeze(1), entropy
+    chosen = logprobs.gather(1, targets[:, None]).squeeze(1)
+    if not entropy.wanted:
+        return chosen, torch.zeros_like(chosen)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy.trained):
+        return chosen, -(logprobs.exp() * logprobs).sum(-1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lightning_mtrl.batch import TokenBatch
 from lightning_mtrl.models.adapters import Backbone
-from lightning_mtrl.models.logprobs import token_logprobs
+from lightning_mtrl.models.logprobs import token_logprobs, token_logprobs_and_entropies
 from lightning_mtrl.modules.step_metrics import Combine, StepMetrics
 
 
@@ -145,15 +145,30 @@ def at_predecessor(hidden: Float[Tensor, "B T H"], batch: TokenBatch) -> Float[T
 
 
 def scored_tokens(
-    backbone: Backbone, role: str, hidden: Float[Tensor, "B T H"], batch: TokenBatch
+    backbone: Backbone,
+    role: str,
+    hidden: Float[Tensor, "B T H"],
+    batch: TokenBatch,
+    entropy_trained: bool = True,
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Log-probability and entropy in nats of every sampled token; 0 elsewhere.
 
-    Only positions that predict a sampled token meet the output head.
+    Only positions that predict a sampled token meet the output head. Without `entropy_trained` the entropy
+    carries no gradient, and costs less.
     """
-    targets = batch.input_ids[batch.response_mask]
-    logprobs, entropy = token_logprobs(backbone.logit_head(role), at_predecessor(hidden, batch), targets)
+    predicting, targets = at_predecessor(hidden, batch), batch.input_ids[batch.response_mask]
+    logprobs, entropy = token_logprobs_and_entropies(
+        backbone.logit_head(role), predicting, targets, entropy_trained
+    )
     return scatter_to_tokens(logprobs, batch), scatter_to_tokens(entropy, batch)
+
+
+def scored_logprobs(
+    backbone: Backbone, role: str, hidden: Float[Tensor, "B T H"], batch: TokenBatch
+) -> Float[Tensor, "B T"]:
+    """Log-probability in nats of every sampled token; 0 elsewhere."""
+    predicting, targets = at_predecessor(hidden, batch), batch.input_ids[batch.response_mask]
+    return scatter_to_tokens(token_logprobs(backbone.logit_head(role), predicting, targets), batch)
 
 
 def scatter_to_tokens(values: Float[Tensor, " N"], batch: TokenBatch) -> Float[Tensor, "B T"]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_mtrl import objectives
 from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, TokenBatch
 from lightning_mtrl.models.adapters import Backbone
-from lightning_mtrl.modules.base import RatioModule, scored_tokens
+from lightning_mtrl.modules.base import RatioModule, scored_logprobs
 from lightning_mtrl.modules.prm_losses import PRMLoss, prm_loss
 
 
@@ -71,7 +71,7 @@ class ImplicitPRM(RatioModule):
         """
         # pi_0 goes first: a backward pass that computes activations again needs pi_phi's role in force.
         reference = self.reference_logprobs(batch)
-        logprobs, _ = scored_tokens(self.backbone, self.role, self.hidden(batch), batch)
+        logprobs = scored_logprobs(self.backbone, self.role, self.hidden(batch), batch)
         return logprobs - reference
 
     @torch.no_grad()
@@ -82,7 +82,7 @@ class ImplicitPRM(RatioModule):
         hidden = self.backbone.hidden(
             self.reference, batch.input_ids, batch.attention_mask, batch.position_ids
         )
-        return scored_tokens(self.backbone, self.reference, hidden, batch)[0]
+        return scored_logprobs(self.backbone, self.reference, hidden, batch)
 
     def scores(self, batch: TokenBatch) -> Float[Tensor, " B"]:
         """Beta times the summed log-ratio of each conversation: the logit of its outcome."""

@@ -65,8 +65,12 @@ class Policy(RatioModule):
         self.entropy_coef = entropy_coef
 
     def forward(self, batch: TokenBatch) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        """Log-probability and entropy in nats of each sampled token; 0 elsewhere."""
-        return scored_tokens(self.backbone, self.role, self.hidden(batch), batch)
+        """Log-probability and entropy in nats of each sampled token; 0 elsewhere.
+
+        The entropy carries a gradient where the loss has an entropy bonus.
+        """
+        hidden = self.hidden(batch)
+        return scored_tokens(self.backbone, self.role, hidden, batch, entropy_trained=self.entropy_coef != 0)
 
     def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Clipped surrogate plus KL penalty minus entropy bonus, summed with `batch.loss_weights`.

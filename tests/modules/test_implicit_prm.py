@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +20,13 @@ from small_models import (
     talk,
     watched,
 )
+from torch import Tensor
 
 from lightning_mtrl import ImplicitPRM, RolloutDataModule, objectives
 from lightning_mtrl.batch import ConversationBatch, ReferencedBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.models import chunked_head, logprobs
 
 TALKS = some_talks(8)
 GOOD, BAD = 11, 8
@@ -95,15 +98,20 @@ def test_scores_are_beta_times_the_log_ratio_of_two_language_models() -> None:
         assert torch.allclose(prm.scores(batch), 0.3 * total, atol=1e-4)
 
 
-def test_only_positions_that_predict_a_sampled_token_meet_the_output_head() -> None:
+def test_only_positions_that_predict_a_sampled_token_meet_the_output_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backbone = small_backbone(["policy"])
     prm = ImplicitPRM(backbone)
     batch = conversations_batch(TALKS)
     rows: list[int] = []
-    head = backbone.causal("prm").get_output_embeddings()
-    hook = head.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
+
+    def counted(hidden: Tensor, *rest: Any) -> Any:
+        rows.append(len(hidden))
+        return chunked_head.head_logprobs(hidden, *rest)
+
+    monkeypatch.setattr(logprobs, "head_logprobs", counted)
     prm.rewards(batch)
-    hook.remove()
     assert rows == [int(batch.response_mask.sum())] * 2
 
 

@@ -22,7 +22,7 @@ from lightning_mtrl.assembly import build_backbone
 from lightning_mtrl.batch import ConversationBatch, ImprovementBatch, collate
 from lightning_mtrl.config import ModelConfig
 from lightning_mtrl.conversation import Conversation, Message, Turn
-from lightning_mtrl.modules.base import scored_tokens
+from lightning_mtrl.modules.base import scored_logprobs
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
@@ -101,7 +101,7 @@ def main(folder: str, roles: str) -> None:
     if roles == "all":
         with torch.no_grad():
             hidden = backbone.hidden("reference", batch.input_ids, batch.attention_mask, batch.position_ids)
-            scored_tokens(backbone, "reference", hidden, batch)
+            scored_logprobs(backbone, "reference", hidden, batch)
     print(peak())
 
 
