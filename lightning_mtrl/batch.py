@@ -97,11 +97,11 @@ class ConversationBatch(TokenBatch):
         turn_read: index of the last token of the header that follows each response: the place where
             a pretrained model already predicts the reaction to it.
         turn_rewards: reward observed after each response.
-        turn_weights: weight of each turn in a loss over (state, response) pairs. All turns of the list
-            that was
-            collated weigh the same and sum to 1; a turn before an explored one weighs 0, because its
-            return is not one of the policy. Rows taken out with `rows` keep their weights, so a loss
-            summed over micro-batches is the loss of the whole.
+        turn_weights: weight of each turn in a loss over (state, response) pairs. All turns of the list that
+            was collated weigh the same and sum to 1, but for two kinds that weigh 0: one before an explored
+            turn, because its return is not one of the policy, and one that must not be learned from. Rows
+            taken out with `rows` keep their weights, so a loss summed over micro-batches is the loss of the
+            whole.
         conversation_weights: weight of each conversation in a loss over conversations. All of the list that
             was collated weigh the same and sum to 1; rows taken out with `rows` keep their weights.
         outcome: outcome of each conversation; NaN where it is unknown.
@@ -155,13 +155,13 @@ def collate(
     attention = torch.arange(width) < lengths[:, None]
     turn_index = _padded([r.turn_index for r in rows], width, 0)
     positions = torch.arange(width).expand(len(rows), width)
-    counted = _padded([_on_policy(c) for c in conversations], turns, 0.0)
+    counted = _padded([_counted(c) for c in conversations], turns, 0.0)
     return ConversationBatch(
         input_ids=_padded([r.ids for r in rows], width, pad_id),
         attention_mask=attention,
         position_ids=torch.where(attention, positions, 0),
         predecessor=(positions - 1).clamp(min=0).contiguous(),
-        response_mask=turn_index > 0,
+        response_mask=_padded([r.trained for r in rows], width, 0).bool(),
         behaviour_logprobs=_padded([r.logprobs for r in rows], width, 0.0),
         turn_index=turn_index,
         turn_mask=torch.arange(turns) < torch.tensor([len(r.ends) for r in rows])[:, None],
@@ -176,17 +176,18 @@ def collate(
     )
 
 
-def _on_policy(conversation: Conversation) -> list[float]:
-    """1 for turns whose return is one of the policy: the explored turn and those after it."""
+def _counted(conversation: Conversation) -> list[float]:
+    """1 for turns to learn from whose return is one of the policy: the explored turn and those after it."""
     explored = [k for k, turn in enumerate(conversation.turns) if turn.explored]
     first = explored[-1] if explored else 0
-    return [float(k >= first) for k in range(len(conversation.turns))]
+    return [float(k >= first and turn.trained) for k, turn in enumerate(conversation.turns)]
 
 
 @dataclass(frozen=True)
 class _Row:
     ids: list[int]
     turn_index: list[int]
+    trained: list[int]
     logprobs: list[float]
     ends: list[int]
     reads: list[int]
@@ -197,11 +198,12 @@ def _row(conversation: Conversation, header_ids: list[int]) -> _Row:
         raise ValueError(
             f"conversation {conversation.id!r} has no token ids; pass it through ChatTokenizer.encode first"
         )
-    row = _Row(list(conversation.prompt_ids), [0] * len(conversation.prompt_ids), [], [], [])
-    row.logprobs.extend([0.0] * len(row.ids))
+    outside = [0] * len(conversation.prompt_ids)
+    row = _Row(list(conversation.prompt_ids), [*outside], [*outside], [0.0] * len(outside), [], [])
     for number, turn in enumerate(conversation.turns, start=1):
         row.ids.extend(turn.response_ids)
         row.turn_index.extend([number] * len(turn.response_ids))
+        row.trained.extend([int(turn.trained)] * len(turn.response_ids))
         row.logprobs.extend(turn.behaviour_logprobs or [0.0] * len(turn.response_ids))
         row.ends.append(len(row.ids) - 1)
         after = list(turn.observation_ids) or header_ids
@@ -210,6 +212,7 @@ def _row(conversation: Conversation, header_ids: list[int]) -> _Row:
         row.reads.append(row.ends[-1] + closed + len(header_ids))
         row.ids.extend(after)
         row.turn_index.extend([0] * len(after))
+        row.trained.extend([0] * len(after))
         row.logprobs.extend([0.0] * len(after))
     return row
 

@@ -52,6 +52,8 @@ class Turn:
         disposition: how a suggestion was treated, one of `DISPOSITIONS`; None in ordinary chat.
         explored: True when this response was drawn from a flattened distribution for coverage; the
             returns of *earlier* turns are then not returns of the policy.
+        trained: False when this response must not be learned from, as OpenAI's `weight` 0 says; it is
+            context for what follows.
         response_ids: the sampled token ids, end-of-turn token included when it was sampled.
         behaviour_logprobs: log-probability in nats of each of `response_ids` under the policy that
             sampled it, at temperature 1 and without truncation of the distribution.
@@ -67,6 +69,7 @@ class Turn:
     reply: str | None = None
     disposition: str | None = None
     explored: bool = False
+    trained: bool = True
     response_ids: tuple[int, ...] = ()
     behaviour_logprobs: tuple[float, ...] = ()
     observation_ids: tuple[int, ...] = ()
@@ -275,12 +278,15 @@ def _turns_of(name: str, messages: list[Any], first: int, rewards: list[float]) 
 
 
 def _turn_of(message: Mapping[str, Any], reply: str, shown: bool, reward: float) -> Turn:
+    trained = bool(message.get("weight", 1))
     if "suggestion" not in message:
-        return Turn(response=message["content"] or None, observation=reply, reward=reward)
+        return Turn(message["content"] or None, reply, reward, trained=trained)
     response, sent = message["suggestion"] or None, message["content"] or ""
     observation = describe_sent(response, sent, reply) if shown else ""
     disposition = message.get("disposition")
-    return Turn(response, observation, reward, sent=sent, reply=reply, disposition=disposition)
+    return Turn(
+        response, observation, reward, sent=sent, reply=reply, disposition=disposition, trained=trained
+    )
 
 
 def _with_tokens(turn: Turn, kept: Mapping[str, Any]) -> Turn:

@@ -153,7 +153,7 @@ class RolloutDataModule(LightningDataModule):
         return self._loader(held_out, LengthBuckets(held_out, self.batch_size, None))
 
     def states(self, conversations: Sequence[Conversation]) -> list[State]:
-        """The state before each response, in order. What follows the last response is no state to act in."""
+        """The state before each response that is learned from, in order; nobody acts after the last one."""
         return [state for c in conversations for state in _states(self._prepared(c))]
 
     def outcomes(self) -> dict[str, float]:
@@ -256,7 +256,8 @@ class _Batches(Dataset[ConversationBatch]):
 def _states(conversation: Conversation) -> Iterator[State]:
     ids = conversation.prompt_ids
     for number, turn in enumerate(conversation.turns, start=1):
-        yield State(ids, conversation.id, number)
+        if turn.trained:
+            yield State(ids, conversation.id, number)
         ids = (*ids, *turn.response_ids, *turn.observation_ids)
 
 

@@ -1,0 +1,116 @@
+"""Outcomes that stand in a file of their own, and join the logged conversations by id."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.columns import read_parquet
+
+ENDINGS = (".jsonl", ".csv", ".parquet")
+
+
+@dataclass
+class Outcomes:
+    """The outcomes of a file: JSON lines, CSV or Parquet, with `id` and `outcome` in each row.
+
+    Attributes:
+        path: of the file.
+        by_id: outcome and place of each conversation, by its id.
+        refused: rows that give none: cause, and message with the place.
+    """
+
+    path: Path
+    by_id: dict[str, tuple[float, str]] = field(default_factory=dict)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    _met: set[str] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, path: Path | str) -> Outcomes:
+        """Read a file of outcomes.
+
+        Raises:
+            UserError: if there is no such file, or its name ends in another way.
+        """
+        found = cls(Path(path))
+        expect_outcomes(str(path))
+        for place, row in _rows(found.path):
+            found._take(f"{path}, {place}", row)
+        return found
+
+    def joined(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A record of a log with its outcome from here; its own holds where there is none."""
+        name = str(record.get("id"))
+        if name not in self.by_id:
+            return record
+        self._met.add(name)
+        return {**record, "outcome": self.by_id[name][0]}
+
+    def left_over(self) -> Iterator[str]:
+        """One message for each outcome that no record of the log asked for."""
+        for name, (_, place) in self.by_id.items():
+            if name not in self._met:
+                yield f"{place}: the log has no conversation of id {name!r}."
+
+    def _take(self, place: str, row: Any) -> None:
+        if not isinstance(row, Mapping) or row.get("id") in (None, ""):
+            self.refused.append(("outcome without id", f"{place}: an id and an outcome were expected."))
+            return
+        name, outcome = str(row["id"]), _number(row.get("outcome"))
+        if outcome is None:
+            told = f"{place} (id {name!r}): outcome is {row.get('outcome')!r}; a finite number was expected."
+            self.refused.append(("outcome is no number", told))
+        elif name in self.by_id:
+            told = f"{place} (id {name!r}): {self.by_id[name][1]} has an outcome of the same id."
+            self.refused.append(("outcome twice", told))
+        else:
+            self.by_id[name] = (outcome, place)
+
+
+def expect_outcomes(path: str) -> None:
+    """Refuse a path at which there can be no outcomes, before anything long begins.
+
+    Raises:
+        UserError: if there is no such file, or its name ends in another way.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path} is not a file, but outcomes were expected there.")
+    if Path(path).suffix not in ENDINGS:
+        raise UserError(f"{path} ends with {Path(path).suffix!r}, but {', '.join(ENDINGS)} was expected.")
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Each row with its place; None for a line that is no JSON."""
+    if path.suffix == ".parquet":
+        yield from ((f"row {number}", row) for number, row in enumerate(read_parquet(path), 1))
+        return
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        if path.suffix == ".csv":
+            rows = csv.DictReader(file)
+            yield from ((f"line {rows.line_num}", row) for row in rows)
+            return
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"line {number}", _object(line)
+
+
+def _object(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, also from the text of a CSV's cell; None for anything else."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
