@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_mtrl.algorithms.base import Algorithm, Context
+from lightning_mtrl.class_lookup import class_named
 from lightning_mtrl.config import ModelConfig, RunConfig
 from lightning_mtrl.environments.protocol import Environment
 from lightning_mtrl.errors import UserError
@@ -27,22 +28,16 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Parts:
-    """Everything that a loop moves.
+class Learner:
+    """What learns from conversations, wherever they come from.
 
     Attributes:
         config: the run's configuration.
-        environment: the other side of the conversation.
-        collector: collects the conversations that are learned from.
-        validator: collects the conversations that measure a policy: no exploration, its own temperature.
         context: what the algorithm works with.
         algorithm: set up on the context.
     """
 
     config: RunConfig
-    environment: Environment
-    collector: Collector
-    validator: Collector
     context: Context
     algorithm: Algorithm
 
@@ -57,6 +52,21 @@ class Parts:
         return float(getattr(self.algorithm, "gamma", 1.0))
 
 
+@dataclass
+class Parts(Learner):
+    """Everything that a loop moves.
+
+    Attributes:
+        environment: the other side of the conversation.
+        collector: collects the conversations that are learned from.
+        validator: collects the conversations that measure a policy: no exploration, its own temperature.
+    """
+
+    environment: Environment
+    collector: Collector
+    validator: Collector
+
+
 def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress: bool = True) -> Parts:
     """Load the model and build every part; nothing is sampled or trained yet.
 
@@ -64,22 +74,16 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
         UserError: if a part of the configuration cannot work.
     """
     algorithm, environment = build_algorithm(config), build_environment(config)
-    # Fresh adapters start from random numbers, and a run that is repeated must start from the same.
-    torch.manual_seed(config.seed)
-    fabric = _fabric(config, loggers or [])
-    tiny = tiny_model_of(environment) if config.model.name == "tiny" else "sales"
-    backbone, chat = build_backbone(config.model, tiny)
-    if config.model.quantization == "none":
-        backbone.to(fabric.device)
+    context = _context(
+        config, tiny_model_of(environment) if config.model.name == "tiny" else "sales", loggers
+    )
     data = config.data
-    context_length = _context_length(config.model, backbone)
-    sampling = SamplingConfig(data.temperature, data.top_k, data.top_p, data.min_p, data.max_response_tokens)
     collector = Collector(
         environment,
-        chat,
-        sampling=sampling,
+        context.chat,
+        sampling=context.sampling,
         rows=data.rows,
-        context_length=context_length,
+        context_length=context.context_length,
         max_turns=data.max_turns,
         group_size=data.group_size,
         explore_share=data.explore_share,
@@ -91,30 +95,59 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
     )
     validator = Collector(
         environment,
-        chat,
-        sampling=replace(sampling, temperature=config.validation.temperature),
+        context.chat,
+        sampling=replace(context.sampling, temperature=config.validation.temperature),
         rows=data.rows,
-        context_length=context_length,
+        context_length=context.context_length,
         max_turns=data.max_turns,
         show_progress=show_progress,
         task="validate",
     )
+    algorithm.setup(context)
+    return Parts(config, context, algorithm, environment, collector, validator)
+
+
+def assemble_learner(config: RunConfig, loggers: list[Any] | None = None) -> Learner:
+    """Load the model and build what learns; no environment is made.
+
+    Raises:
+        UserError: if a part of the configuration cannot work.
+    """
+    algorithm = build_algorithm(config)
+    environment = class_named("environment", config.environment.class_path)
+    tiny = tiny_model_of(environment) if config.model.name == "tiny" else "sales"
+    context = _context(config, tiny, loggers)
+    algorithm.setup(context)
+    return Learner(config, context, algorithm)
+
+
+def _context(config: RunConfig, tiny: str, loggers: list[Any] | None) -> Context:
+    # Fresh adapters start from random numbers, and a run that is repeated must start from the same.
+    torch.manual_seed(config.seed)
+    fabric = _fabric(config, loggers or [])
+    backbone, chat = build_backbone(config.model, tiny)
+    if config.model.quantization == "none":
+        backbone.to(fabric.device)
+    return build_context(config, fabric, backbone, chat)
+
+
+def build_context(config: RunConfig, fabric: Fabric, backbone: Backbone, chat: ChatTokenizer) -> Context:
+    """What an algorithm works with."""
+    data = config.data
     datamodule = RolloutDataModule(
         tokenizer=chat, batch_size=data.batch_size, validation_share=data.validation_share, seed=config.seed
     )
-    context = Context(
+    return Context(
         fabric,
         backbone,
         chat,
         datamodule,
-        sampling,
-        context_length,
+        SamplingConfig(data.temperature, data.top_k, data.top_p, data.min_p, data.max_response_tokens),
+        _context_length(config.model, backbone),
         data.rows,
         data.group_size,
         config.loop.max_skipped_steps,
     )
-    algorithm.setup(context)
-    return Parts(config, environment, collector, validator, context, algorithm)
 
 
 def build_backbone(config: ModelConfig, tiny: str = "sales") -> tuple[Backbone, ChatTokenizer]:

@@ -9,6 +9,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, Protocol
 
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.messages import with_choices
 
 # Key of the configuration -> package whose exports have short names, and where its base class stands.
@@ -63,6 +64,21 @@ def cannot_find(key: str, path: str) -> str | None:
         return with_choices(f"{said}, but {module_name} has no {name}", name, exported)
     problem = _unfit(getattr(module, name), base)
     return with_choices(f"{said}, {problem}", name, exported) if problem else None
+
+
+def class_named(key: str, path: str) -> type:
+    """The class of a key, of which none is made.
+
+    Raises:
+        UserError: if there is no such class.
+    """
+    if problem := cannot_find(key, path):
+        raise UserError(problem)
+    module_name, _, name = path.rpartition(".")
+    found: type = (
+        getattr(importlib.import_module(module_name), name) if module_name else _exports(key)[1][name]
+    )
+    return found
 
 
 def _unfit(found: object, base: type) -> str | None:

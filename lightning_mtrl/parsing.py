@@ -80,6 +80,7 @@ def parse_run(
     description: str,
     arguments: Sequence[str],
     add_options: Callable[[ArgumentParser], None] = lambda parser: None,
+    environment: bool = True,
 ) -> ParsedRun:
     """Read the command line of a command that takes a configuration.
 
@@ -88,6 +89,7 @@ def parse_run(
         description: first lines of the help.
         arguments: the command line after the command's name.
         add_options: adds the command's own options to a parser.
+        environment: False for a command that makes none, and so does not try to.
 
     Raises:
         UserError: for an unknown key, a wrong type or value, a missing file; it names the key.
@@ -112,7 +114,8 @@ def parse_run(
         name: built[name] for name in RunConfig.__dataclass_fields__ if name not in specs
     }
     config = RunConfig(**(chosen | specs))
-    build_environment(config)
+    if environment:
+        build_environment(config)
     _expect_groups(config, build_algorithm(config))
     return ParsedRun(config, values, _name(arguments, config))
 
@@ -125,14 +128,19 @@ def _expect_groups(config: RunConfig, algorithm: Algorithm) -> None:
     expect(not alone, "data.group_size", config.data.group_size, kind, 8)
 
 
-def load_config(*files: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(*files: Path | str, overrides: Sequence[str] = (), environment: bool = True) -> RunConfig:
     """Read configuration files, later ones over earlier ones, then options such as "--seed=3".
+
+    Args:
+        files: YAML files.
+        overrides: options.
+        environment: False where none is made, so that it is not tried either.
 
     Raises:
         UserError: for an unknown key, a wrong type or value, a missing file; it names the key.
     """
     options = [f"--config={file}" for file in files]
-    return parse_run("load_config", "", [*options, *overrides]).config
+    return parse_run("load_config", "", [*options, *overrides], environment=environment).config
 
 
 def to_yaml(config: RunConfig) -> str:

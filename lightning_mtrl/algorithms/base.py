@@ -90,9 +90,20 @@ class Algorithm(ABC):
 
     Attributes:
         turn_value_name: what `turn_values` are, in a word for people.
+        learns_from_logs: whether logged conversations of the policy are enough for a step; False where it
+            needs fresh ones, made for it by an environment.
+        needs_logprobs: whether it learns from the very responses of the conversations, and so needs their
+            log-probabilities under the policy that gave them.
     """
 
     turn_value_name: str = "value"
+    learns_from_logs: bool = False
+    needs_logprobs: bool = False
+
+    @property
+    def returns(self) -> tuple[float, float] | None:
+        """Range of the returns that it can learn from; None for any."""
+        return None
 
     @abstractmethod
     def setup(self, context: Context) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from lightning_mtrl import ranges
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
+from lightning_mtrl.algorithms.coverage import coverage
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs
 from lightning_mtrl.algorithms.diagnostics import diagnose
 from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator
@@ -51,6 +52,7 @@ class IterativePPO(Algorithm):
     """
 
     turn_value_name = "Q"
+    learns_from_logs = True
 
     def __init__(
         self,
@@ -72,6 +74,11 @@ class IterativePPO(Algorithm):
     def gamma(self) -> float:
         """Discount for each response; it enters evaluation only, improvement is a bandit."""
         return self.evaluation.gamma
+
+    @property
+    def returns(self) -> tuple[float, float] | None:
+        """Range of the returns that the critic's loss is for."""
+        return self.critic.objective.returns
 
     def setup(self, context: Context) -> None:
         """Create critic, policy, value head and the reference role (a frozen copy of pi_i)."""
@@ -140,6 +147,9 @@ class IterativePPO(Algorithm):
         gain, low, high = self.improver.gain(before, after)
         # A round's own KL is that before its steps; these responses are the improved policy's.
         metrics |= {"kl": self.improver.kl(after), "gain": gain, "gain_low": low, "gain_high": high}
+        found = coverage(self.improver, before, after, self.inputs)
+        context.say(found.text(context.iteration))
+        metrics |= found.metrics()
         accepted = self.improvement.accept == "always" or low > 0
         if not accepted:
             context.say(

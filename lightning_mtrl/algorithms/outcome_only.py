@@ -64,6 +64,9 @@ class OutcomeOnly(Algorithm):
         settings: how the policy is trained.
     """
 
+    learns_from_logs = True
+    needs_logprobs = True
+
     def __init__(self, settings: OutcomeConfig = OutcomeConfig()) -> None:
         self.settings = settings
 

@@ -215,6 +215,20 @@ class SingleTurnImprover:
         return sum(difference) / len(difference), low, high
 
     @torch.no_grad()
+    def base_features(self, scored: ScoredGroups) -> Float[Tensor, "N H"]:
+        """What the frozen base computes of each response where the critic reads."""
+        batch = scored.batch
+        with self.context.fabric.autocast():
+            parts = [self.critic.read_base(batch.rows(rows)) for rows in _passes(batch)]
+        return torch.cat(parts).flatten(0, 1)
+
+    @torch.no_grad()
+    def reference_log_likelihood(self, scored: ScoredGroups) -> Float[Tensor, " N"]:
+        """Log-probability in nats that pi_i gives each response."""
+        batch = scored.batch
+        return batch.by_response(self._reference_logprobs(batch) * batch.response_mask).sum(1)
+
+    @torch.no_grad()
     def kl(self, scored: ScoredGroups) -> float:
         """KL(policy || pi_i) per response in nats, from responses that `sample` drew of the policy.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,15 +191,16 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages of one role that follow each other as one, with a line break between their texts."""
     joined: list[dict[str, Any]] = []
     for message in messages:
-        last = joined[-1] if joined else {"role": None}
+        last: dict[str, Any] = joined[-1] if joined else {"role": None}
         plain = not {"suggestion", "disposition"} & (message.keys() | last.keys())
         if message["role"] != last["role"] or not plain:
             joined.append(dict(message))
             continue
         last["content"] = "\n".join(filter(None, [last["content"], message["content"]]))
-        for name, choose in (("outcome", max), ("weight", min)):
-            values = [m[name] for m in (last, message) if name in m]
-            last.update({name: choose(values)} if values else {})
+        if flags := [m["outcome"] for m in (last, message) if "outcome" in m]:
+            last["outcome"] = max(flags)
+        if weights := [m["weight"] for m in (last, message) if "weight" in m]:
+            last["weight"] = min(weights)
     return joined
 
 
@@ -224,7 +225,7 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_kept(index: int, kept: Mapping[str, Any]) -> None:
-    expectations = {
+    expectations: dict[str, tuple[Callable[[Any], bool], str]] = {
         "suggestion": (lambda v: v is None or isinstance(v, str), "a text or null"),
         "disposition": (lambda v: v in DISPOSITIONS, f"one of {', '.join(DISPOSITIONS)}"),
         "outcome": (lambda v: v in (0, 1), "0 or 1, the flag of one message"),
