@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs
 from lightning_mtrl.algorithms.diagnostics import PROBE_CONVERSATIONS
-from lightning_mtrl.algorithms.policy_improvement import ScoredGroups, SingleTurnImprover
+from lightning_mtrl.algorithms.policy_improvement import SCORING_STATES, ScoredGroups, SingleTurnImprover
 from lightning_mtrl.conversation import Conversation
 
 NEAR = 0.95  # share of the held-out logged turns that is near by definition
@@ -86,10 +86,19 @@ def coverage(
 
     # Equal responses differ by rounding when they stand in batches of another width.
     limit = distance(_logged(inputs, data.validation_conversations)).quantile(NEAR) + ROUNDING
-    near = [(distance(improver.base_features(scored)) <= limit).float().mean() for scored in (before, after)]
+    near = [(distance(_sampled(improver, scored)) <= limit).float().mean() for scored in (before, after)]
     usual = improver.reference_log_likelihood(before).quantile(1 - USUAL) - ROUNDING
     said = (improver.reference_log_likelihood(after) >= usual).float().mean()
     return Coverage(near[0].item(), near[1].item(), said.item())
+
+
+@torch.no_grad()
+def _sampled(improver: SingleTurnImprover, scored: ScoredGroups) -> Float[Tensor, "N H"]:
+    batch = scored.batch
+    passes = [slice(start, start + SCORING_STATES) for start in range(0, len(batch), SCORING_STATES)]
+    with improver.context.fabric.autocast():
+        parts = [improver.critic.read_base(batch.rows(rows)) for rows in passes]
+    return torch.cat(parts).flatten(0, 1)
 
 
 def _logged(inputs: CriticInputs, conversations: list[Conversation]) -> Float[Tensor, "N H"]:

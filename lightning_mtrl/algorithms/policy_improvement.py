@@ -215,14 +215,6 @@ class SingleTurnImprover:
         return sum(difference) / len(difference), low, high
 
     @torch.no_grad()
-    def base_features(self, scored: ScoredGroups) -> Float[Tensor, "N H"]:
-        """What the frozen base computes of each response where the critic reads."""
-        batch = scored.batch
-        with self.context.fabric.autocast():
-            parts = [self.critic.read_base(batch.rows(rows)) for rows in _passes(batch)]
-        return torch.cat(parts).flatten(0, 1)
-
-    @torch.no_grad()
     def reference_log_likelihood(self, scored: ScoredGroups) -> Float[Tensor, " N"]:
         """Log-probability in nats that pi_i gives each response."""
         batch = scored.batch
