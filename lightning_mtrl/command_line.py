@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_mtrl.errors import UserError
 
-_PATHS = ("--config", "--run", "--run_dir", "--resume", "--output")
+_PATHS = ("--config", "--run", "--run_dir", "--resume", "--output", "--baseline", "--candidate")
 
 
 def option_places(arguments: Sequence[str], option: str) -> Iterator[tuple[int, int, str]]:
