@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_mtrl.algorithms.base import Algorithm, Context
 from lightning_mtrl.class_lookup import class_named
 from lightning_mtrl.config import ModelConfig, RunConfig
 from lightning_mtrl.environments.protocol import Environment
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.launching import join
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.load import load_model
 from lightning_mtrl.models.tiny import TINY_MODELS, tiny_model_of
 from lightning_mtrl.parsing import build_algorithm, build_environment
+from lightning_mtrl.processes import Processes
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.datamodule import RolloutDataModule
 from lightning_mtrl.rollouts.sampling import SamplingConfig
@@ -78,31 +79,27 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
         config, tiny_model_of(environment) if config.model.name == "tiny" else "sales", loggers
     )
     data = config.data
+    shared: dict[str, Any] = {
+        "rows": data.rows,
+        "context_length": context.context_length,
+        "max_turns": data.max_turns,
+        "show_progress": show_progress,
+        "processes": context.processes,
+    }
     collector = Collector(
         environment,
         context.chat,
         sampling=context.sampling,
-        rows=data.rows,
-        context_length=context.context_length,
-        max_turns=data.max_turns,
         group_size=data.group_size,
         explore_share=data.explore_share,
         explore_temperature=data.explore_temperature,
         explore_min_p=data.explore_min_p,
         personas=tuple(data.personas),
         persona_share=data.persona_share,
-        show_progress=show_progress,
+        **shared,
     )
-    validator = Collector(
-        environment,
-        context.chat,
-        sampling=replace(context.sampling, temperature=config.validation.temperature),
-        rows=data.rows,
-        context_length=context.context_length,
-        max_turns=data.max_turns,
-        show_progress=show_progress,
-        task="validate",
-    )
+    measured = replace(context.sampling, temperature=config.validation.temperature)
+    validator = Collector(environment, context.chat, sampling=measured, task="validate", **shared)
     algorithm.setup(context)
     return Parts(config, context, algorithm, environment, collector, validator)
 
@@ -124,8 +121,8 @@ def assemble_learner(config: RunConfig, loggers: list[Any] | None = None) -> Lea
 def _context(config: RunConfig, tiny: str, loggers: list[Any] | None) -> Context:
     # Fresh adapters start from random numbers, and a run that is repeated must start from the same.
     torch.manual_seed(config.seed)
-    fabric = _fabric(config, loggers or [])
-    backbone, chat = build_backbone(config.model, tiny)
+    fabric, processes = join(config.fabric, loggers or [])
+    backbone, chat = processes.together(lambda: build_backbone(config.model, tiny))
     if config.model.quantization == "none":
         backbone.to(fabric.device)
     return build_context(config, fabric, backbone, chat)
@@ -146,6 +143,7 @@ def build_context(config: RunConfig, fabric: Fabric, backbone: Backbone, chat: C
         _context_length(config.model, backbone),
         data.rows,
         data.group_size,
+        Processes.launched(fabric.device),
         config.loop.max_skipped_steps,
     )
 
@@ -187,31 +185,6 @@ def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
 
     merged: PreTrainedModel = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return merged
-
-
-def _fabric(config: RunConfig, loggers: list[Any]) -> Fabric:
-    wanted = config.fabric
-    if wanted.threads is not None:
-        torch.set_num_threads(wanted.threads)
-    try:
-        fabric = Fabric(
-            accelerator=wanted.accelerator,
-            devices=wanted.devices,
-            num_nodes=wanted.num_nodes,
-            strategy=wanted.strategy,
-            precision=wanted.precision,  # type: ignore[arg-type]  # Fabric checks the name itself
-            loggers=loggers,
-        )
-    except (ValueError, RuntimeError, ImportError, MisconfigurationException) as error:
-        given = ", ".join(f"fabric.{name} {value}" for name, value in asdict(wanted).items())
-        raise UserError(f"fabric: {' '.join(str(error).split())} This was asked for: {given}.") from error
-    if fabric.world_size > 1:
-        raise UserError(
-            f"fabric.devices x fabric.num_nodes is {fabric.world_size}, but this version runs one process. "
-            f"Pass --fabric.devices 1 --fabric.num_nodes 1."
-        )
-    fabric.launch()
-    return fabric
 
 
 def _context_length(config: ModelConfig, backbone: Backbone) -> int:

@@ -17,10 +17,11 @@ from importlib.metadata import version
 from types import ModuleType
 
 from lightning_mtrl import commands
-from lightning_mtrl.errors import UserError
+from lightning_mtrl.errors import AnotherFailed, UserError
 from lightning_mtrl.messages import with_choices
+from lightning_mtrl.speaker import is_first, is_first_of_machine, is_launched
 
-SUCCESS, MISTAKE, INTERRUPTED = 0, 2, 130
+SUCCESS, FAILURE, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 # What the operating system says about a path that somebody gave; other errors of it are no user's mistake.
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: command line without the program's name; None takes the process's own.
 
     Returns:
-        The exit code: 0 on success, 2 for a user's mistake, 130 when interrupted.
+        The exit code: 0 on success, 2 for a user's mistake, 1 when another process of the run failed, 130
+        when interrupted.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
@@ -46,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), debug, MISTAKE)
     except _PATH_ERRORS as error:
         return _failed(f"{error.filename}: {error.strerror}. --debug shows what needed it.", debug, MISTAKE)
+    except AnotherFailed as error:
+        return _failed(str(error), debug, FAILURE)
     return SUCCESS
 
 
@@ -58,10 +62,20 @@ def _show_own_warnings() -> None:
 def _quieten() -> None:
     """Keep remarks of libraries about themselves, which a user can do nothing about, off the screen."""
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    for module in ("distributed", "rank_zero"):  # which say several times that there are several processes
+        logging.getLogger(f"lightning.fabric.utilities.{module}").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
 
 
 def _failed(message: str, debug: bool, code: int) -> int:
+    """Tell what went wrong; of the processes of a run only the first one does, and has the exit code.
+
+    Lightning kills the first process when another one fails, which would cut its message off.
+    """
+    if is_launched() and not is_first():
+        return SUCCESS
+    if not is_first_of_machine():
+        return code
     if debug:
         traceback.print_exc()
     print(f"error: {message}", file=sys.stderr)

@@ -8,3 +8,7 @@ class UserError(Exception):
     expected, and what to do. The command line prints it without a traceback and exits with code 2.
     A mistake in *code* is never a `UserError`; it is a `ValueError` or a `TypeError`.
     """
+
+
+class AnotherFailed(Exception):
+    """Raised where nothing failed, because another process of the run did; that one says what."""

@@ -15,6 +15,7 @@ from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.validate import Validation, validate
+from lightning_mtrl.launching import launch
 from lightning_mtrl.recorder import Recorder
 from lightning_mtrl.runs.folder import RunFolder
 
@@ -32,7 +33,7 @@ class PolicyIterationLoop:
 
     def __init__(self, config: RunConfig, folder: RunFolder) -> None:
         self.config = config
-        self.recorder = Recorder(config, folder)
+        self.recorder = Recorder(config, folder, launch(config.fabric))
         self.parts: Parts = assemble(config, self.recorder.loggers)
         self.parts.context.say = self.recorder.say
         self.parts.context.on_step = self.recorder.on_step

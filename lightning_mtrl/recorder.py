@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lightning_mtrl.evaluation.figures import learning_curve
 from lightning_mtrl.evaluation.validate import SUCCESS, Validation
 from lightning_mtrl.models.saving import save_role
 from lightning_mtrl.parsing import load_config
+from lightning_mtrl.processes import Processes
 from lightning_mtrl.rollouts.collector import Rollouts
 from lightning_mtrl.rollouts.logs import read_conversations, write_conversations
 from lightning_mtrl.runs.atomic import replacing_folder
@@ -40,18 +41,21 @@ from lightning_mtrl.runs.texts import policy_line, sample_text
 class Recorder:
     """Writes a run's folder and reads it back.
 
+    Every process has one and calls it in the same way, but only the first process writes and prints.
+
     Args:
         config: the run's configuration.
         folder: the run's folder.
+        processes: of the run.
     """
 
-    def __init__(self, config: RunConfig, folder: RunFolder) -> None:
-        self.config, self.folder = config, folder
-        newest, self._is_new = latest_checkpoint(folder), folder.is_new
-        self.checkpointed = load_checkpoint(newest) if newest else None
+    def __init__(self, config: RunConfig, folder: RunFolder, processes: Processes) -> None:
+        self.config, self.folder, self.processes = config, folder, processes
+        newest, self._is_new = processes.first(lambda: (latest_checkpoint(folder), folder.is_new))
+        self.checkpointed = processes.together(lambda: load_checkpoint(newest) if newest else None)
         self.clock = clock_at(self.checkpointed)
-        self.log = RunLog(folder, config.loggers, self.clock)
-        self.summary = Summary.open(folder.summary)
+        self.summary = processes.first(lambda: Summary.open(folder.summary))
+        self.log = RunLog(folder, config.loggers if processes.is_first else [], self.clock)
 
     @property
     def loggers(self) -> list[Logger]:
@@ -97,19 +101,21 @@ class Recorder:
                 "algorithm": parts.algorithm.state(),
             },
         )
+        self.processes.first(lambda: self._write_checkpoint(state, parts))
+
+    def _write_checkpoint(self, state: CheckpointState, parts: Parts) -> None:
         self.log.flush()
         # Before the checkpoint: a run killed in between does this iteration again and writes the same policy.
         with replacing_folder(self.folder.policy_adapter) as target:
             save_role(parts.backbone, "policy", target)
-        save_checkpoint(self.folder.checkpoint(done), state)
+        save_checkpoint(self.folder.checkpoint(state.iteration), state)
         prune_checkpoints(self.folder, self.config.loop.checkpoint_keep)
 
     def rollouts(self, iteration: int, rollouts: Rollouts) -> None:
         """Store an iteration's conversations, and log what they were like."""
         self.clock.iteration = iteration
-        write_conversations(
-            self.folder.rollouts(iteration, self.config.data.file_format), rollouts.conversations
-        )
+        file = self.folder.rollouts(iteration, self.config.data.file_format)
+        self.processes.first(lambda: write_conversations(file, rollouts.conversations))
         known = [c for c in rollouts.conversations if c.outcome is not None]
         self.log.metrics(
             {
@@ -128,8 +134,9 @@ class Recorder:
 
     def earlier(self, iteration: int, wanted: int) -> list[Conversation]:
         """A sample of the stored conversations of policies before `iteration`."""
-        if wanted == 0:
-            return []
+        return self.processes.first(lambda: self._sampled(iteration, wanted)) if wanted else []
+
+    def _sampled(self, iteration: int, wanted: int) -> list[Conversation]:
         found: list[Conversation] = []
         for number in range(iteration):
             file = self.folder.rollouts(number, self.config.data.file_format)
@@ -169,7 +176,7 @@ class Recorder:
         }
         self.summary.put(row)
         self.summary.seconds += sum(seconds.values())
-        self.summary.write()
+        self.processes.first(self.summary.write)
         self.say(policy_line(row, self.summary.optimum_success_rate))
 
     def on_step(self) -> None:
@@ -178,22 +185,26 @@ class Recorder:
 
     def say(self, text: str) -> None:
         """Tell the person who watches."""
-        print(text, flush=True)
+        if self.processes.is_first:
+            print(text, flush=True)
 
     def close(self, parts: Parts) -> None:
         """Draw what the run has shown, and end the logs."""
+        self.processes.first(lambda: self._draw(parts))
+        self.log.close()
+
+    def _draw(self, parts: Parts) -> None:
         curve = learning_curve(self.summary.iterations, self.summary.optimum_success_rate)
         self.folder.figures.mkdir(exist_ok=True)
         for name, figure in {"learning_curve": curve, **parts.algorithm.figures()}.items():
             figure.savefig(self.folder.figures / f"{name}.png", dpi=120)
             self.log.figure(f"figures/{name}", figure)
-        self.log.close()
 
     def _note_optimum(self, parts: Parts) -> None:
         find = getattr(parts.environment, "optimum", None)
         if find is None:
             return
-        optimum = find(parts.gamma)
+        optimum = self.processes.first(lambda: find(parts.gamma))
         self.summary.optimum_success_rate = optimum.success_rate
         self.summary.optimum_return = optimum.mean_return
         self.say(
@@ -270,7 +281,9 @@ def load_run(folder: RunFolder | Path | str, iteration: int | None = None) -> Ru
             f"{sorted(found) or 'none'} (and pi_0 as 0)."
         )
     config = load_config(folder.config)
-    parts = assemble(config)
+    # A run of several processes is read back by one.
+    alone = replace(config.fabric, devices=1, num_nodes=1, strategy="auto")
+    parts = assemble(replace(config, fabric=alone))
     if wanted:
         restore(parts, load_checkpoint(found[wanted]))
     return Run(config, wanted, parts, Summary.open(folder.summary))

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("loop", "recorder", "assembly", "parsing", "command_paths"),
+    ("loop", "recorder", "assembly", "launching", "parsing", "command_paths"),
     ("algorithms", "credit"),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),
@@ -40,7 +40,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "class_options",
         "command_line",
         "messages",
+        "processes",
         "ranges",
+        "speaker",
         "errors",
     ),
 )

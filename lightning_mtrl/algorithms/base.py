@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.processes import Processes
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -33,6 +34,7 @@ class Context:
         context_length: tokens that a conversation may hold.
         rows: conversations or responses that are sampled together.
         group_size: conversations that share an initial state; None where it is not known before they come.
+        processes: those that run this program together; this one is alone by default.
         max_skipped_steps: non-finite steps in a row after which the run stops.
         on_step: called after every optimizer step.
         say: prints a block of text for the person who watches.
@@ -48,6 +50,7 @@ class Context:
     context_length: int
     rows: int = 256
     group_size: int | None = None
+    processes: Processes = field(default_factory=Processes)
     max_skipped_steps: int = 10
     on_step: Callable[[], None] = lambda: None
     say: Callable[[str], None] = print

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,9 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.q_critic import QCritic
 
 SCORING_BATCH = 128  # conversations in a pass without gradients
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 Readable = ConversationBatch | TurnFeatures
 
@@ -65,6 +69,10 @@ class CriticInputs:
         for start in range(0, len(conversations), SCORING_BATCH):
             self.critic.check_returns(self._collated(conversations[start : start + SCORING_BATCH]))
 
+    def over(self, items: Sequence[T], work: Callable[[Sequence[T]], Sequence[R]]) -> list[R]:
+        """Share work on the items out among the processes; returns all results in order."""
+        return self.context.processes.over(items, work)
+
     def features(self, conversations: Sequence[Conversation]) -> TurnFeatures:
         """What the frozen base computes at the critic's reading places; rows in the order given."""
         self._keep(conversations)
@@ -75,13 +83,15 @@ class CriticInputs:
 
     def _keep(self, conversations: Sequence[Conversation]) -> None:
         missing = [c for c in conversations if id(c) not in self._kept]
-        for places in _by_length(missing):
-            batch = self._collated([missing[place] for place in places])
-            with torch.no_grad(), self.context.fabric.autocast():
-                read = self.critic.read_base(batch)
-            for row, place in enumerate(places):
-                turns = len(missing[place].turns)
-                self._kept[id(missing[place])] = (missing[place], read[row, :turns])
+        passes = [[missing[place] for place in places] for places in _by_length(missing)]
+        for chosen, read in zip(passes, self.over(passes, self._read_base), strict=True):
+            for conversation, row in zip(chosen, read.to(self.context.fabric.device), strict=True):
+                self._kept[id(conversation)] = (conversation, row[: len(conversation.turns)])
+
+    @torch.no_grad()
+    def _read_base(self, passes: Sequence[Sequence[Conversation]]) -> list[Float[Tensor, "B K H"]]:
+        with self.context.fabric.autocast():
+            return [self.critic.read_base(self._collated(chosen)).cpu() for chosen in passes]
 
     def _collated(self, conversations: Sequence[Conversation]) -> ConversationBatch:
         chat = self.context.chat

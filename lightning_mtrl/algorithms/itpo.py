@@ -167,9 +167,8 @@ class ITPO(Algorithm):
             step = batch.rows(rows)
             weights = objectives.token_weights(step.response_mask, mean_over, step.turn_index)
             step = replace(step, loss_weights=weights)
-            parts = [step.rows(r) for r in of_similar_length(step, self.settings.micro_batch_size)]
             for stepper in filter(None, (self.policy_stepper, self.value_stepper)):
-                stepper.step_parts(parts)
+                stepper.step(step, of_similar_length)
 
 
 def _improvement_batch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, TokenBatch
 from lightning_mtrl.modules.base import scored_logprobs
+from lightning_mtrl.processes import Processes
 
 TOKENS_IN_PASS = 16384  # padding included, in a pass without gradients
 SHORTEST = 0.75  # of the longest conversation of a pass; the rest of its row is padding
@@ -21,7 +22,10 @@ Batch = TypeVar("Batch", bound=TokenBatch)
 
 
 def by_token(
-    score: Callable[[Batch], Float[Tensor, "R W"]], batch: Batch, passes: Iterable[slice | Int[Tensor, " R"]]
+    score: Callable[[Batch], Float[Tensor, "R W"]],
+    batch: Batch,
+    passes: Sequence[slice | Int[Tensor, " R"]],
+    processes: Processes,
 ) -> Float[Tensor, "B T"]:
     """One number for each token of a batch, which is scored in passes over some of its rows.
 
@@ -31,12 +35,18 @@ def by_token(
         score: gives the numbers of some rows, 0 where there is none.
         batch: all rows.
         passes: rows of each pass; together all of them.
+        processes: share the passes out among them.
     """
-    values = torch.zeros(batch.input_ids.shape, device=batch.input_ids.device)
-    for rows in passes:
-        found = score(batch.rows(rows))
-        values[rows, : found.size(1)] = found.to(values)
-    return values
+
+    def mine() -> Tensor:
+        values = torch.zeros(batch.input_ids.shape, device=batch.input_ids.device)
+        for rows in processes.dealt(passes):
+            found = score(batch.rows(rows))
+            values[rows, : found.size(1)] = found.to(values)
+        return values
+
+    # Every token has been scored by one process, and is 0 on the others.
+    return processes.sum(processes.together(mine))
 
 
 @torch.no_grad()
@@ -58,7 +68,12 @@ def token_values(
         context: device, precision and backbone.
     """
     with context.backbone.sampling(role), context.fabric.autocast():
-        return by_token(lambda part: score(part.to(context.fabric.device)), batch, of_similar_length(batch))
+        return by_token(
+            lambda part: score(part.to(context.fabric.device)),
+            batch,
+            list(of_similar_length(batch)),
+            context.processes,
+        )
 
 
 def role_logprobs(role: str, batch: ConversationBatch, context: Context) -> Float[Tensor, "B T"]:

@@ -25,7 +25,6 @@ from lightning_mtrl.evaluation.calibration import (
     ranking_auc,
     same_state_accuracy,
 )
-from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.objectives import discounted_returns
 
 
@@ -91,13 +90,13 @@ def fit_critic(inputs: CriticInputs, stepper: Stepper, config: EvaluationConfig)
     held_out = data.validation_conversations
     inputs.check_returns([*data.train_conversations, *held_out])
     measured = [batch for _, batch in inputs.batches(held_out)]
-    best, best_state, stale = _loss(critic, measured), critic.state(), 0
+    best, best_state, stale = _loss(inputs, measured), critic.state(), 0
     progress = PhaseProgress("evaluate", "epoch")
     for batches in progress.over(islice(inputs.epochs(), config.epochs), config.epochs):
         stepper.begin()
         for batch in batches:
             stepper.step(batch)
-        loss = _loss(critic, measured)
+        loss = _loss(inputs, measured)
         progress.show(held_out_loss=loss, best=min(loss, best))
         stale = 0 if loss < best else stale + 1
         if stale == 0:
@@ -109,20 +108,25 @@ def fit_critic(inputs: CriticInputs, stepper: Stepper, config: EvaluationConfig)
 
 
 @torch.no_grad()
-def _loss(critic: QCritic, batches: Sequence[Readable]) -> float:
+def _loss(inputs: CriticInputs, batches: Sequence[Readable]) -> float:
     """Mean loss over all turns of the batches."""
+    critic = inputs.critic
     critic.eval()
     turns = [float((batch.turn_weights > 0).sum()) for batch in batches]
-    total = sum(critic.loss(batch).item() * n for batch, n in zip(batches, turns, strict=True))
+    losses = inputs.over(batches, lambda mine: [critic.loss(batch).item() for batch in mine])
+    total = sum(loss * n for loss, n in zip(losses, turns, strict=True))
     return total / max(1.0, sum(turns))
 
 
 def predict(inputs: CriticInputs, conversations: list[Conversation]) -> list[Float[Tensor, " K"]]:
     """Q of every turn of each conversation, in the order given."""
     found: dict[int, Tensor] = {}
-    for places, batch in inputs.batches(conversations):
-        with inputs.context.fabric.autocast():
-            values = inputs.critic.values(batch).float().cpu()
+    batches = list(inputs.batches(conversations))
+    with inputs.context.fabric.autocast():
+        scored = inputs.over(
+            batches, lambda mine: [inputs.critic.values(batch).float().cpu() for _, batch in mine]
+        )
+    for (places, batch), values in zip(batches, scored, strict=True):
         for row, place in enumerate(places):
             found[place] = values[row][batch.turn_mask[row].cpu()]
     return [found[place] for place in range(len(conversations))]
@@ -158,11 +162,14 @@ def _held_out_pairs(
 ) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, ...]]]:
     """Raw output, return, owner and state of every turn whose return is one of the policy."""
     critic = inputs.critic
-    raws, returns, owners, states = [], [], [], []
-    for places, batch in inputs.batches(conversations):
+    returns, owners, states = [], [], []
+    batches = list(inputs.batches(conversations))
+    with inputs.context.fabric.autocast():
+        raws = inputs.over(
+            batches, lambda mine: [critic(batch)[batch.turn_weights > 0].float().cpu() for _, batch in mine]
+        )
+    for places, batch in batches:
         counted = batch.turn_weights > 0
-        with inputs.context.fabric.autocast():
-            raws.append(critic(batch)[counted].float().cpu())
         returns.append(discounted_returns(batch.turn_rewards, batch.turn_mask, critic.gamma)[counted].cpu())
         owners.append(torch.tensor(places)[:, None].expand(counted.shape)[counted.cpu()])
         for row, column in counted.nonzero().tolist():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -162,15 +163,19 @@ class SingleTurnImprover:
         # States of similar length stand together, so that a pass over some of them has little padding.
         prefixes = sorted((state.ids for state in states), key=len)
         with context.backbone.sampling(role) as model:
-            responses = sample_groups(
-                model,
-                prefixes,
-                self.config.samples,
-                sampling=context.sampling,
-                end_ids=context.chat.end_ids,
-                pad_id=context.chat.pad_id,
-                seed=seed,
-                rows=context.rows,
+            responses = context.processes.over(
+                range(len(prefixes)),
+                lambda numbers: sample_groups(
+                    model,
+                    [prefixes[number] for number in numbers],
+                    self.config.samples,
+                    sampling=context.sampling,
+                    end_ids=context.chat.end_ids,
+                    pad_id=context.chat.pad_id,
+                    seed=seed,
+                    rows=context.rows,
+                    numbers=numbers,
+                ),
             )
         return self.score(prefixes, responses)
 
@@ -182,8 +187,10 @@ class SingleTurnImprover:
         self.critic.eval()
         batch = group_batch(prefixes, responses, self.glue).to(self.context.fabric.device)
         with self.context.fabric.autocast():
-            parts = [self.critic.values(batch.rows(rows)) for rows in _passes(batch)]
-        return ScoredGroups(batch, torch.cat(parts))
+            parts = self.context.processes.over(
+                self._passes(batch), lambda passes: [self.critic.values(batch.rows(p)).cpu() for p in passes]
+            )
+        return ScoredGroups(batch, torch.cat(parts).to(batch.input_ids.device))
 
     @torch.no_grad()
     def prepare(self, scored: ScoredGroups) -> tuple[ImprovementBatch, dict[str, float]]:
@@ -257,12 +264,17 @@ class SingleTurnImprover:
             return scored_logprobs(backbone, "reference", hidden, part)
 
         with self.context.fabric.autocast():
-            return by_token(score, batch, _passes(batch))
+            return by_token(score, batch, self._passes(batch), self.context.processes)
 
     def _values(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
         if self.value is None or not self.estimator.needs_values:
             return torch.zeros_like(batch.behaviour_logprobs)
-        return by_token(self.value, batch, _passes(batch))
+        return by_token(self.value, batch, self._passes(batch), self.context.processes)
+
+    def _passes(self, batch: GroupBatch) -> list[slice]:
+        """Rows of each pass without gradients; there is work for every process."""
+        size = min(SCORING_STATES, math.ceil(len(batch) / self.context.processes.size))
+        return [slice(start, start + size) for start in range(0, len(batch), size)]
 
     def _groups(self, scored: ScoredGroups) -> Int[Tensor, " N"]:
         states, number = scored.q.shape
@@ -282,10 +294,6 @@ class SingleTurnImprover:
             "response_tokens": mask.sum(1).float().mean().item(),
             "advantage_std": advantages[mask].std().item(),
         }
-
-
-def _passes(batch: GroupBatch) -> list[slice]:
-    return [slice(start, start + SCORING_STATES) for start in range(0, len(batch), SCORING_STATES)]
 
 
 def _reweighted(batch: ImprovementBatch) -> ImprovementBatch:

@@ -8,13 +8,16 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lightning_mtrl.speaker import is_first
+
 T = TypeVar("T")
 
 
 class PhaseProgress:
     """A bar over the passes or rounds of a phase, with numbers that tell how it goes.
 
-    Only a terminal shows it, and it is gone when the phase is over: the phase's results are printed anyway.
+    Only a terminal of the first process shows it, and it is gone when the phase is over: the phase's results
+    are printed anyway.
 
     Args:
         phase: "evaluate" or "improve".
@@ -32,7 +35,7 @@ class PhaseProgress:
             TimeElapsedColumn(),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not (console.is_terminal and is_first()),
         )
         self._task = self._bar.add_task(phase, total=None, facts="")
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_mtrl.algorithms.base import Context
+from lightning_mtrl.algorithms.memory_limit import MemoryLimit, is_out_of_memory
 from lightning_mtrl.batch import TokenBatch, TurnFeatures
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.base import RoleModule
+from lightning_mtrl.modules.step_metrics import StepMetrics
+
+Batch = Any  # a TokenBatch or TurnFeatures; a step's parts are of the same kind as the step
+Rows = slice | Tensor
+Cut = Callable[[Batch, int | None], Iterable[Rows]]
 
 
 class Stepper:
@@ -20,8 +27,12 @@ class Stepper:
     The losses of the micro-batches are summed, and each carries weights that sum to 1 over the step, so the
     gradient does not depend on how the step was cut; nor do the numbers that the module logs, once a step.
 
+    Several processes do a share of a step's rows each, and agree once: on losses, numbers and errors, and on
+    the sum of their gradients. Between that they need nothing from each other, so one may have fewer rows
+    than another, or none. What does not fit into memory is done again in smaller parts.
+
     Args:
-        context: devices, precision, and how many steps in a row may be skipped.
+        context: devices, precision, processes, and how many steps in a row may be skipped.
         module: the module to train.
         max_norm: gradients are scaled down to this norm.
         micro_batch_size: rows in one forward pass; None for all rows of the step.
@@ -33,33 +44,53 @@ class Stepper:
         self.context, self.fabric = context, context.fabric
         self.max_norm, self.micro_batch_size = max_norm, micro_batch_size
         self.skipped, self.skipped_in_row = 0, 0
+        self.limit = MemoryLimit(module.role)
         self.parameters = module.own_parameters()
         with module.backbone.only_trainable(module.role):
             self.module: Any
             self.optimizer: Any
             self.module, self.optimizer = self.fabric.setup(module, module.configure_optimizers())
+        context.processes.make_alike(self.parameters)
 
     def begin(self) -> None:
         """Put the module into training mode, before a series of steps."""
         self.module.train()
 
-    def step(self, batch: TokenBatch | TurnFeatures) -> float:
+    def step(self, batch: TokenBatch | TurnFeatures, cut: Cut | None = None) -> float:
         """Take one step on a batch whose weights sum to 1; returns the loss (NaN if it was skipped).
 
-        Raises:
-            UserError: after `max_skipped_steps` steps in a row whose loss or gradient was not finite.
-        """
-        return self.step_parts(self._parts(batch))
+        Args:
+            batch: all rows of the step, the same on all processes.
+            cut: which rows go through the module together, given the rows and the micro-batch size; in the
+                order in which they stand by default.
 
-    def step_parts(self, parts: Iterable[TokenBatch | TurnFeatures]) -> float:
-        """Take one step on parts of a batch, each for one forward pass, whose weights together sum to 1."""
-        total = 0.0
-        with self.module.module.one_step():
-            for part in parts:
-                with self.fabric.autocast():
-                    loss = self.module.training_step(part.to(self.fabric.device), 0)
-                self.fabric.backward(loss)
-                total += float(loss.detach())
+        Raises:
+            UserError: after `max_skipped_steps` steps in a row whose loss or gradient was not finite, or when
+                a single row does not fit into memory.
+        """
+        mine, cut = self._share(batch), cut or _in_order
+
+        def parts() -> Iterator[Batch]:
+            if len(mine):
+                yield from (mine.rows(rows) for rows in cut(mine, self.micro_batch_size))
+
+        return self._step(parts)
+
+    def step_whole(self, batch: TokenBatch | TurnFeatures) -> float:
+        """The same on a batch that must not be cut, because its loss compares rows with each other.
+
+        The first process does it.
+        """
+        return self._step(lambda: [batch] if self.context.processes.is_first else [], smallest=len(batch))
+
+    def _step(self, parts: Callable[[], Iterable[Batch]], smallest: int = 1) -> float:
+        processes = self.context.processes
+        shares = processes.each(lambda: self._accumulated(parts, smallest))
+        total = sum(loss for loss, _, _ in shares)
+        self.module.module.log_step(StepMetrics.joined([metrics for _, metrics, _ in shares]))
+        for text in (text for _, _, said in shares for text in said):
+            self.context.say(text)
+        processes.sum_gradients(self.parameters)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
         finite = bool(torch.isfinite(norm)) and math.isfinite(total)
         if finite:
@@ -71,9 +102,41 @@ class Stepper:
         self.context.on_step()
         return total if finite else float("nan")
 
-    def _parts(self, batch: TokenBatch | TurnFeatures) -> Iterable[TokenBatch | TurnFeatures]:
-        size = self.micro_batch_size or len(batch)
-        return (batch.rows(slice(start, start + size)) for start in range(0, len(batch), size))
+    def _accumulated(
+        self, parts: Callable[[], Iterable[Batch]], smallest: int
+    ) -> tuple[float, StepMetrics, list[str]]:
+        """Loss, numbers and remarks of this process's share; its gradients are on the weights."""
+        said: list[str] = []
+        while True:
+            try:
+                return *self._once(parts), said
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                # A pass may have left some of its gradients, so the share begins anew.
+                said.append(self.limit.lower(smallest, error))
+            self.optimizer.zero_grad()
+            self.limit.release()
+
+    def _once(self, parts: Callable[[], Iterable[Batch]]) -> tuple[float, StepMetrics]:
+        total = 0.0
+        with self.module.module.one_step() as metrics:
+            for part in self.limit.kept(parts()):
+                with self.fabric.autocast():
+                    loss = self.module.training_step(part.to(self.fabric.device), 0)
+                self.fabric.backward(loss)
+                total += float(loss.detach())
+        return total, metrics.cpu()
+
+    def _share(self, batch: TokenBatch | TurnFeatures) -> TokenBatch | TurnFeatures:
+        """This process's rows: all have about the same number of tokens."""
+        processes = self.context.processes
+        if processes.size == 1:
+            return batch
+        mask = batch.turn_mask if isinstance(batch, TurnFeatures) else batch.attention_mask
+        order = mask.flatten(1).sum(1).argsort(descending=True, stable=True)
+        mine = torch.tensor(sorted(processes.dealt(order.tolist())), dtype=torch.int64)
+        return batch.rows(mine.to(mask.device))
 
     def _skip(self) -> None:
         self.skipped += 1
@@ -89,3 +152,8 @@ class Stepper:
                 f"(loop.max_skipped_steps). The last checkpoint is usable; lower the learning rate "
                 f"and resume."
             )
+
+
+def _in_order(batch: Batch, size: int | None) -> Iterator[slice]:
+    size = size or len(batch)
+    return (slice(start, start + size) for start in range(0, len(batch), size))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
@@ -19,6 +20,9 @@ from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import load_config, parse_run, to_yaml
 from lightning_mtrl.runs.atomic import write_text
 from lightning_mtrl.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from lightning_mtrl.processes import Processes
 
 _CHANGEABLE = ("loop", "fabric")
 
@@ -44,23 +48,33 @@ def _add_options(parser: ArgumentParser) -> None:
 def _start(config: RunConfig, name: str) -> None:
     if config.run_dir is not None:
         expect_writable("run_dir", Path(config.run_dir))
+    from lightning_mtrl.launching import launch
+
+    processes = launch(config.fabric)
     # A run that is repeated from its config.yaml gets a folder of its own.
-    folder = RunFolder.create(to_yaml(replace(config, run_dir=None)), config.run_dir, name)
-    print(f"Run folder: {folder.path}", flush=True)
+    text = to_yaml(replace(config, run_dir=None))
+    folder = processes.first(lambda: RunFolder.create(text, config.run_dir, name))
+    if processes.is_first:
+        print(f"Run folder: {folder.path}", flush=True)
     from lightning_mtrl.loop import PolicyIterationLoop
 
     try:
         loop = PolicyIterationLoop(config, folder)
     except BaseException:
-        folder.discard()
+        _discard(folder, processes)
         raise
     try:
         loop.run()
     except UserError:
         # Such as a prompt that does not fit, which only shows when the first conversation begins.
         if not folder.has_results:
-            folder.discard()
+            _discard(folder, processes)
         raise
+
+
+def _discard(folder: RunFolder, processes: Processes) -> None:
+    if processes.is_first:
+        folder.discard()
 
 
 def _resume(config: RunConfig, folder: RunFolder) -> None:
@@ -71,8 +85,12 @@ def _resume(config: RunConfig, folder: RunFolder) -> None:
                 f"{name} differs from that of the run {folder.path}, but a resumed run can change only "
                 f"{' and '.join(_CHANGEABLE)}. Leave it out, or start a new run without --resume."
             )
-    write_text(folder.config, to_yaml(config))
-    print(f"Run folder: {folder.path} (resumed)", flush=True)
+    from lightning_mtrl.launching import launch
+
+    processes = launch(config.fabric)
+    processes.first(lambda: write_text(folder.config, to_yaml(config)))
+    if processes.is_first:
+        print(f"Run folder: {folder.path} (resumed)", flush=True)
     from lightning_mtrl.loop import PolicyIterationLoop
 
     PolicyIterationLoop(config, folder).run()

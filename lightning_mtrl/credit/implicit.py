@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,8 +66,8 @@ class ImplicitCredit(CreditAssigner):
         for _ in range(self.prm.epochs):
             self.stepper.begin()
             for rows in group_minibatches(batch, self.prm.minibatch_groups, generator):
-                self.stepper.step_parts(self._parts(_reweighted(batch.rows(rows))))
-            fresh = fresh or dict(self.module.latest_scores)
+                self._step(_reweighted(batch.rows(rows)))
+            fresh = fresh or self._latest_scores()
         scores = torch.tensor([fresh[name] for name in batch.ids])
         report = self._report(scores, batch)
         self._look_again(conversations, report["kendall_tau"])
@@ -107,10 +107,16 @@ class ImplicitCredit(CreditAssigner):
         known = referenced(batch, module.reference, self.context)
         return token_values(module.rewards, module.role, known, self.context)
 
-    def _parts(self, step: ConversationBatch) -> Iterable[ConversationBatch]:
+    def _step(self, step: ConversationBatch) -> None:
         if self.module.objective.whole_step:
-            return [step]
-        return (step.rows(rows) for rows in of_similar_length(step, self.prm.micro_batch_size))
+            self.stepper.step_whole(step)
+        else:
+            self.stepper.step(step, of_similar_length)
+
+    def _latest_scores(self) -> dict[str, float]:
+        """Of all conversations; each process has trained on some."""
+        shares = self.context.processes.each(lambda: dict(self.module.latest_scores))
+        return {name: score for share in shares for name, score in share.items()}
 
     def _report(self, scores: Float[Tensor, " B"], batch: ConversationBatch) -> dict[str, float]:
         loss = self.module.objective(scores, _reweighted(batch)).item()

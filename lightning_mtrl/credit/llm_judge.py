@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
@@ -47,18 +48,27 @@ class LLMJudge(CreditAssigner):
 
     def assign(self, batch: ConversationBatch, conversations: list[Conversation]) -> Credit:
         """The judge's shares at the ends of the responses."""
-        answers = ask([partial(self.judge.judge, c) for c in conversations], list)
         present = turn_mask(batch)
         known = torch.zeros(len(conversations), dtype=torch.bool)
         given = torch.zeros(present.shape)
-        for row, (answer, conversation) in enumerate(zip(answers, conversations, strict=True)):
-            if isinstance(answer, Failure) and isinstance(answer.error, UserError):
-                raise answer.error
-            if isinstance(answer, list) and _usable(answer, len(conversation.turns)):
+        # A judge may answer the same question twice in two ways, so each is asked by one process.
+        for row, answer in enumerate(self.context.processes.over(conversations, self._answers)):
+            if answer is not None:
                 known[row] = True
                 given[row, : len(answer)] = torch.tensor(answer, dtype=torch.float32)
         weights = objectives.proportional_weights(given, present)
         return share_outcome(weights, batch, {"judge_failures": float((~known).sum())}, known)
+
+    def _answers(self, conversations: Sequence[Conversation]) -> list[list[float] | None]:
+        """The judge's weights for the turns of each conversation; None where there are no usable ones."""
+        answers = ask([partial(self.judge.judge, c) for c in conversations], list)
+        for answer in answers:
+            if isinstance(answer, Failure) and isinstance(answer.error, UserError):
+                raise answer.error
+        return [
+            answer if isinstance(answer, list) and _usable(answer, len(conversation.turns)) else None
+            for answer, conversation in zip(answers, conversations, strict=True)
+        ]
 
 
 def _usable(answer: list[float], turns: int) -> bool:

@@ -89,15 +89,17 @@ class RoleModule(LightningModule):
             )
 
     @contextmanager
-    def one_step(self) -> Iterator[None]:
-        """Log what the parts of one optimizer step are like once, at its end, as of a step in one part."""
-        self._step_metrics = StepMetrics()
+    def one_step(self) -> Iterator[StepMetrics]:
+        """Keep what the parts of an optimizer step are like together, for `log_step`."""
+        kept = self._step_metrics = StepMetrics()
         try:
-            yield
-            found = self._step_metrics.values
+            yield kept
         finally:
             self._step_metrics = None
-        for name, value in found.items():
+
+    def log_step(self, metrics: StepMetrics) -> None:
+        """Log what a whole optimizer step was like, once, as of a step in one part."""
+        for name, value in metrics.values.items():
             self.log(name, value)
 
     def log_metrics(

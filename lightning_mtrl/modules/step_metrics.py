@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +21,24 @@ class StepMetrics:
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
+        self._combine: dict[str, Combine] = {}
+
+    @classmethod
+    def joined(cls, shares: Sequence[Self]) -> Self:
+        """The numbers of a whole step from those of the processes that did a share of it each."""
+        if len(shares) == 1:
+            return shares[0]
+        whole = cls()
+        for share in shares:
+            for name, value in share.values.items():
+                whole.add(name, value, share._weights[name], share._combine[name])
+        return whole
+
+    def cpu(self) -> Self:
+        """The same on the CPU, from where they can be sent."""
+        self.values = {name: value.cpu() for name, value in self.values.items()}
+        self._weights = {name: weight.cpu() for name, weight in self._weights.items()}
+        return self
 
     def add(self, name: str, value: Tensor | float, weight: Tensor | float, combine: Combine) -> None:
         """Count a part's number.
@@ -32,7 +51,7 @@ class StepMetrics:
         """
         value, weight = torch.as_tensor(value).detach(), torch.as_tensor(weight).detach().float()
         if name not in self.values:
-            self.values[name], self._weights[name] = value, weight
+            self.values[name], self._weights[name], self._combine[name] = value, weight, combine
         elif combine == "max":
             self.values[name] = torch.maximum(self.values[name], value)
         else:

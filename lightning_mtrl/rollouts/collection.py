@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any, Self
 
 from torch import nn
 
@@ -36,6 +38,44 @@ class Rollouts:
     truncated: int
     tokens: int
     seconds: float
+
+    @classmethod
+    def of(cls, shares: Sequence[Share], seconds: float) -> Self:
+        """The whole collection from the shares of all processes, in the order of the indices.
+
+        Raises:
+            UserError: if every conversation failed.
+        """
+        dropped = sum((share.dropped for share in shares), Counter[str]())
+        conversations = [c for share in shares for c in share.conversations]
+        if not conversations:
+            causes = "; ".join(f"{cause} ({count} times)" for cause, count in dropped.most_common(5))
+            raise UserError(
+                f"environment: every conversation failed, so there is nothing to learn from: {causes}. "
+                f"Mend the environment, or whatever serves it, and start again."
+            ) from next((share.error for share in shares if share.error is not None), None)
+        tokens = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
+        truncated = sum(c.truncated for c in conversations)
+        return cls(conversations, dict(sorted(dropped.items())), truncated, tokens, seconds)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process has collected.
+
+    Attributes:
+        conversations: in the order of their indices, without those that were dropped.
+        dropped: number of dropped conversations by cause.
+        error: the first exception of an environment; it is not sent to other processes.
+    """
+
+    conversations: list[Conversation]
+    dropped: Counter[str]
+    error: Exception | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An exception of somebody's environment may be one that cannot be sent.
+        return {**self.__dict__, "error": None}
 
 
 @dataclass(frozen=True)
@@ -103,22 +143,9 @@ class Collection:
             if self._talking:
                 self._turn()
 
-    def result(self, seconds: float) -> Rollouts:
-        """What was collected.
-
-        Raises:
-            UserError: if nothing was.
-        """
-        if not self._done:
-            causes = "; ".join(f"{cause} ({count} times)" for cause, count in self._dropped.most_common(5))
-            raise UserError(
-                f"environment: every conversation failed, so there is nothing to learn from: {causes}. "
-                f"Mend the environment, or whatever serves it, and start again."
-            ) from self._error
-        conversations = [self._done[index] for index in sorted(self._done)]
-        tokens = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
-        truncated = sum(c.truncated for c in conversations)
-        return Rollouts(conversations, dict(sorted(self._dropped.items())), truncated, tokens, seconds)
+    def share(self) -> Share:
+        """What was collected."""
+        return Share([self._done[index] for index in sorted(self._done)], self._dropped, self._error)
 
     def _admit(self) -> None:
         """Give free rows to waiting conversations."""

@@ -12,8 +12,9 @@ from torch import nn
 
 from lightning_mtrl.environments.protocol import Environment
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.processes import Processes
 from lightning_mtrl.ranges import COUNT, HEAT, MIN_P, SHARE
-from lightning_mtrl.rollouts.collection import Collection, Rollouts, Terms
+from lightning_mtrl.rollouts.collection import Collection, Rollouts, Share, Terms
 from lightning_mtrl.rollouts.ongoing import Chat, Ongoing
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.sampling import SamplingConfig
@@ -51,6 +52,7 @@ class Collector:
         persona_share: that share.
         show_progress: a bar on a terminal, one line at the end elsewhere.
         task: what the conversations are for, to be shown there: "collect" or "validate".
+        processes: share each collection out among them, by whole groups; all of them get all conversations.
 
     Raises:
         UserError: if a number is out of its range, or there is a share of personas but no persona.
@@ -73,6 +75,7 @@ class Collector:
         persona_share: float = 0.0,
         show_progress: bool = True,
         task: str = "collect",
+        processes: Processes | None = None,
     ) -> None:
         whole = {
             "context_length": context_length,
@@ -97,7 +100,8 @@ class Collector:
         )
         self._environment, self._group_size, self._explore_share = environment, group_size, explore_share
         self._personas, self._persona_share = personas, persona_share
-        self._show_progress, self._task = show_progress, task
+        self._processes = processes or Processes()
+        self._show_progress, self._task = show_progress and self._processes.is_first, task
 
     def collect(
         self, model: nn.Module, *, conversations: int, seed: int, policy: str, first: int = 0
@@ -109,8 +113,7 @@ class Collector:
             conversations: how many; a multiple of `group_size`.
             seed: >= 0. Equal seeds give equal conversations, byte for byte on the same machine.
             policy: name of the policy version; a conversation is named "policy-00017" by its index.
-            first: index of the first conversation, a multiple of `group_size`: several processes can
-                share one collection.
+            first: index of the first conversation, a multiple of `group_size`.
 
         Raises:
             UserError: if `conversations` is not a multiple of `group_size`, if a prompt of the first
@@ -122,13 +125,22 @@ class Collector:
                 f"conversations is {conversations} (from index {first}), but a multiple of group_size "
                 f"({self._group_size}), at least one group, was expected."
             )
-        started = time.perf_counter()
+        started, size = time.perf_counter(), self._group_size
+        groups = self._processes.share(conversations // size)
+        indices = range(first + groups.start * size, first + groups.stop * size)
         with CollectionProgress(policy, conversations, self._show_progress, task=self._task) as progress:
-            indices = range(first, first + conversations)
-            waiting = deque(partial(self._begin, index, seed, policy) for index in indices)
-            collection = Collection(self._terms, model, waiting, progress)
-            collection.run()
-        return collection.result(time.perf_counter() - started)
+            shares = self._processes.each(lambda: self._hold(model, indices, seed, policy, progress))
+            for share in shares[1:]:
+                progress.join(share.conversations, share.dropped)
+        return Rollouts.of(shares, time.perf_counter() - started)
+
+    def _hold(
+        self, model: nn.Module, indices: range, seed: int, policy: str, progress: CollectionProgress
+    ) -> Share:
+        waiting = deque(partial(self._begin, index, seed, policy) for index in indices)
+        collection = Collection(self._terms, model, waiting, progress)
+        collection.run()
+        return collection.share()
 
     def _begin(self, index: int, seed: int, policy: str) -> Ongoing:
         """Everything random about a conversation comes from its index, whatever runs beside it."""

@@ -140,10 +140,11 @@ def sample_groups(
     pad_id: int,
     seed: int,
     rows: int = 256,
+    numbers: Sequence[int] | None = None,
 ) -> list[list[SampledResponse]]:
     """Several responses to each prompt. A prompt is read once and its keys and values are repeated.
 
-    The random numbers of a response come from (seed, index of the prompt, index of the sample), so it
+    The random numbers of a response come from (seed, number of the prompt, index of the sample), so it
     does not depend on `rows` or on the other prompts.
 
     Args:
@@ -155,6 +156,7 @@ def sample_groups(
         pad_id: id written on padding; without influence.
         seed: >= 0.
         rows: responses sampled at once. Each needs memory for the keys and values of its whole prompt.
+        numbers: of the prompts, where they are some of many; by default 0, 1, 2 and so on.
 
     Returns:
         For each prompt, in order, its `num_samples` responses.
@@ -172,7 +174,8 @@ def sample_groups(
     answers: dict[tuple[int, int], SampledResponse] = {}
     with inference(model):
         for batch in _batches(work, num_samples, rows):
-            responses = _respond_once(model, prompts, batch, sampling, frozenset(end_ids), pad_id, seed)
+            streams = [(seed, i if numbers is None else numbers[i], j) for i, j in batch]
+            responses = _respond_once(model, prompts, batch, sampling, frozenset(end_ids), pad_id, streams)
             answers.update(zip(batch, responses, strict=True))
     return [[answers[i, j] for j in range(num_samples)] for i in range(len(prompts))]
 
@@ -195,7 +198,7 @@ def _respond_once(
     sampling: SamplingConfig,
     end_ids: frozenset[int],
     pad_id: int,
-    seed: int,
+    streams: list[tuple[int, int, int]],
 ) -> list[SampledResponse]:
     indices = list(dict.fromkeys(i for i, _ in batch))
     times = len(batch) // len(indices)
@@ -205,7 +208,7 @@ def _respond_once(
     logits = memory.extend(first, [prompts[indices[row]] for row in first])
     memory.repeat(len(indices), times)
     size = sampling.max_response_tokens
-    uniforms = [np.random.default_rng([seed, i, j]).random(size, dtype=np.float32) for i, j in batch]
+    uniforms = [np.random.default_rng(stream).random(size, dtype=np.float32) for stream in streams]
     logits = logits.repeat_interleave(times, dim=0)
     return decode(memory, list(range(len(batch))), logits, Draws.of(sampling, logits, uniforms), end_ids)
 

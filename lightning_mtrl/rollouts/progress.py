@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lightning_mtrl.conversation import Conversation
 
 
 class CollectionProgress:
@@ -62,6 +65,13 @@ class CollectionProgress:
         if outcome is not None:
             self._outcomes.append(outcome)
         self._bar.update(self._task, advance=1, facts=self._facts())
+
+    def join(self, conversations: Sequence[Conversation], dropped: Mapping[str, int]) -> None:
+        """Count what another process has collected."""
+        for conversation in conversations:
+            self.finish(conversation.outcome)
+        for _ in range(sum(dropped.values())):
+            self.finish(None, dropped=True)
 
     def _facts(self) -> str:
         rate = self._done / max(time.perf_counter() - self._started, 1e-9)

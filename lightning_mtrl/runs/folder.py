@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.runs.atomic import tidy, write_text
+from lightning_mtrl.speaker import is_first
 
 DEFAULT_PARENT = Path("runs")
 
@@ -57,7 +58,8 @@ class RunFolder:
                 f"{path} is not a run: it has no {folder.config.name}, which `fit` writes first. "
                 + _existing_runs()
             )
-        tidy(folder.path)
+        if is_first():
+            tidy(folder.path)
         return folder
 
     def discard(self) -> None:
