@@ -24,7 +24,7 @@ Batch = TypeVar("Batch", bound=TokenBatch)
 def by_token(
     score: Callable[[Batch], Float[Tensor, "R W"]],
     batch: Batch,
-    passes: Sequence[slice | Int[Tensor, " R"]],
+    passes: Sequence[slice | Tensor],
     processes: Processes,
 ) -> Float[Tensor, "B T"]:
     """One number for each token of a batch, which is scored in passes over some of its rows.
