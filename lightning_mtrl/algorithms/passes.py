@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import TypeVar
@@ -102,6 +103,12 @@ def group_minibatches(
     members = batch.group.unique(return_inverse=True)[1]
     for chosen in torch.randperm(int(members.max()) + 1, generator=generator).split(number):
         yield torch.isin(members, chosen).nonzero().flatten()
+
+
+def slices(number: int, at_most: int, processes: Processes) -> list[slice]:
+    """All rows in order, `at_most` in a pass, and a pass for every process if there are so many rows."""
+    size = max(1, min(at_most, math.ceil(number / processes.size)))
+    return [slice(start, start + size) for start in range(0, number, size)]
 
 
 def of_similar_length(batch: TokenBatch, rows: int | None = None) -> Iterator[Int[Tensor, " R"]]:

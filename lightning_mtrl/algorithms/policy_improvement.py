@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.estimators import AdvantageEstimator
-from lightning_mtrl.algorithms.passes import by_token
+from lightning_mtrl.algorithms.passes import by_token, slices
 from lightning_mtrl.algorithms.progress import PhaseProgress
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
@@ -131,7 +130,7 @@ class SingleTurnImprover:
         context: Context,
     ) -> None:
         self.config, self.estimator, self.critic, self.context = config, estimator, critic, context
-        self.policy_stepper, self.value_stepper = policy, value
+        self.policy_stepper, self.value_stepper, self.processes = policy, value, context.processes
         self.policy: Policy = policy.module.module
         self.value: ValueHead | None = value.module.module if value else None
         self.kl_coef = config.kl_coef
@@ -163,7 +162,7 @@ class SingleTurnImprover:
         # States of similar length stand together, so that a pass over some of them has little padding.
         prefixes = sorted((state.ids for state in states), key=len)
         with context.backbone.sampling(role) as model:
-            responses = context.processes.over(
+            responses = self.processes.over(
                 range(len(prefixes)),
                 lambda numbers: sample_groups(
                     model,
@@ -187,8 +186,9 @@ class SingleTurnImprover:
         self.critic.eval()
         batch = group_batch(prefixes, responses, self.glue).to(self.context.fabric.device)
         with self.context.fabric.autocast():
-            parts = self.context.processes.over(
-                self._passes(batch), lambda passes: [self.critic.values(batch.rows(p)).cpu() for p in passes]
+            parts = self.processes.over(
+                slices(len(batch), SCORING_STATES, self.processes),
+                lambda passes: [self.critic.values(batch.rows(rows)).cpu() for rows in passes],
             )
         return ScoredGroups(batch, torch.cat(parts).to(batch.input_ids.device))
 
@@ -264,17 +264,15 @@ class SingleTurnImprover:
             return scored_logprobs(backbone, "reference", hidden, part)
 
         with self.context.fabric.autocast():
-            return by_token(score, batch, self._passes(batch), self.context.processes)
+            return self._by_token(score, batch)
 
     def _values(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
         if self.value is None or not self.estimator.needs_values:
             return torch.zeros_like(batch.behaviour_logprobs)
-        return by_token(self.value, batch, self._passes(batch), self.context.processes)
+        return self._by_token(self.value, batch)
 
-    def _passes(self, batch: GroupBatch) -> list[slice]:
-        """Rows of each pass without gradients; there is work for every process."""
-        size = min(SCORING_STATES, math.ceil(len(batch) / self.context.processes.size))
-        return [slice(start, start + size) for start in range(0, len(batch), size)]
+    def _by_token(self, score: Callable[[GroupBatch], Tensor], batch: GroupBatch) -> Float[Tensor, "S T"]:
+        return by_token(score, batch, slices(len(batch), SCORING_STATES, self.processes), self.processes)
 
     def _groups(self, scored: ScoredGroups) -> Int[Tensor, " N"]:
         states, number = scored.q.shape

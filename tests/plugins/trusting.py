@@ -1,4 +1,4 @@
-"""Iterative PPO that takes a step whatever its critic is worth, so that every phase of a small run has work."""
+"""Iterative PPO that takes a step whatever its critic is worth, so that all of a small run has work."""
 
 from __future__ import annotations
 
