@@ -46,9 +46,14 @@ class Placement:
         self.slots = slots
         self.rows = torch.arange(self.first, self.last, device=slots.device)[:, None]
 
+    def flat_places(self, rows: Int[Tensor, " M"], slots: Int[Tensor, " M"], heads: int) -> Int[Tensor, " N"]:
+        """For each token and head its place in a layer of so many heads, laid out flat."""
+        first = (rows * heads * (self.num_slots + 1) + slots)[:, None]
+        return (first + torch.arange(heads, device=rows.device) * (self.num_slots + 1)).view(-1)
+
 
 class PackedLayer(CacheLayerMixin):
-    """Keys and values of one layer, [R, S + 1, H, D]: a token's heads lie together, so a write is one copy.
+    """Keys and values of one layer, [R, H, S + 1, D]: what a head reads lies together.
 
     It is not usable without the `Placement` that it shares with the other layers.
     """
@@ -75,10 +80,33 @@ class PackedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         place = self.placement
         keys, values = self.storage
-        keys[place.rows, place.slots] = key_states.transpose(1, 2)
-        values[place.rows, place.slots] = value_states.transpose(1, 2)
+        # The slice between the two indices puts the heads behind them.
+        keys[place.rows, :, place.slots] = key_states.transpose(1, 2)
+        values[place.rows, :, place.slots] = value_states.transpose(1, 2)
+        return self.held
+
+    def write(self, places: Int[Tensor, " N"], keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put new keys and values, [M, H, D], at flat places, and return views as `update` does.
+
+        Args:
+            places: for each of the M tokens and H heads its place, from `flat_places`.
+            keys: new keys.
+            values: new values.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+        for kept, new in zip(self.storage, (keys, values), strict=True):
+            # A copy by one index is ten times as fast as an assignment by two.
+            kept.view(-1, kept.size(-1)).index_copy_(0, places, new.reshape(-1, new.size(-1)))
+        return self.held
+
+    @property
+    def held(self) -> tuple[Float[Tensor, "R H S D"], Float[Tensor, "R H S E"]]:
+        """Views of all that the forward's rows hold."""
+        keys, values = self.storage
+        place = self.placement
         rows = slice(place.first, place.last)
-        return keys[rows, : place.used].transpose(1, 2), values[rows, : place.used].transpose(1, 2)
+        return keys[rows, :, : place.used], values[rows, :, : place.used]
 
     @property
     def storage(self) -> tuple[Tensor, Tensor]:
@@ -95,17 +123,17 @@ class PackedLayer(CacheLayerMixin):
         """Exchange the first `used` slots of some rows with those of as many others."""
         here, there = torch.cat([one, other]), torch.cat([other, one])
         for kept in self.storage:
-            kept[here, :used] = kept[there, :used]
+            kept[here, :, :used] = kept[there, :, :used]
 
     def repeat(self, rows: int, times: int, used: int) -> None:
         """Turn the first rows a, b, ... into a, a, ..., b, b, ..."""
         for kept in self.storage:
-            kept[: rows * times, :used] = kept[:rows, :used].repeat_interleave(times, dim=0)
+            kept[: rows * times, :, :used] = kept[:rows, :, :used].repeat_interleave(times, dim=0)
 
     def spread(self, row: int, last: int, used: int) -> None:
         """Copy the first `used` slots of a row to all rows after it and before `last`."""
         for kept in self.storage:
-            kept[row + 1 : last, :used] = kept[row, :used]
+            kept[row + 1 : last, :, :used] = kept[row, :, :used]
 
     def get_seq_length(self) -> int:
         """Slots that the current forward reads; asked only by models that were given no positions."""
@@ -121,11 +149,11 @@ class PackedLayer(CacheLayerMixin):
 
     def _empty(self, heads: int, like: Tensor) -> Tensor:
         # Zeros, not uninitialised memory: a masked slot takes part in the product, and NaN would survive.
-        return like.new_zeros(self.placement.num_rows, self.placement.num_slots + 1, heads, like.size(-1))
+        return like.new_zeros(self.placement.num_rows, heads, self.placement.num_slots + 1, like.size(-1))
 
     def _regrown(self, old: Tensor) -> Tensor:
-        grown = self._empty(old.size(2), old)
-        grown[:, : old.size(1) - 1] = old[:, :-1]
+        grown = self._empty(old.size(1), old)
+        grown[:, :, : old.size(2) - 1] = old[:, :, :-1]
         return grown
 
 

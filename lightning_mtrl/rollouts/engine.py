@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from lightning_mtrl.rollouts.decoding import Draws, SampledResponse, decode
-from lightning_mtrl.rollouts.packing import remember
+from lightning_mtrl.rollouts.packing import Memories
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 
 __all__ = ["ConversationEngine", "SampledResponse", "inference", "sample_groups"]
@@ -64,7 +64,7 @@ class ConversationEngine:
         self._sampling = sampling
         self._unread: dict[int, int] = {}  # row -> its last sampled token, which no forward has seen
         with inference(model):
-            self._memory = remember(model, rows, context_length, pad_id)
+            self._memory = Memories(model, context_length, pad_id).of(rows)
 
     def length(self, row: int) -> int:
         """Tokens that the row's conversation holds."""
@@ -173,9 +173,11 @@ def sample_groups(
     ]
     answers: dict[tuple[int, int], SampledResponse] = {}
     with inference(model):
+        longest = max(map(len, prompts), default=0)
+        memories = Memories(model, longest + sampling.max_response_tokens, pad_id)
         for batch in _batches(work, num_samples, rows):
             streams = [(seed, i if numbers is None else numbers[i], j) for i, j in batch]
-            responses = _respond_once(model, prompts, batch, sampling, frozenset(end_ids), pad_id, streams)
+            responses = _respond_once(memories, prompts, batch, sampling, frozenset(end_ids), streams)
             answers.update(zip(batch, responses, strict=True))
     return [[answers[i, j] for j in range(num_samples)] for i in range(len(prompts))]
 
@@ -192,18 +194,17 @@ def _batches(work: list[tuple[int, int]], num_samples: int, rows: int) -> Iterat
 
 
 def _respond_once(
-    model: nn.Module,
+    memories: Memories,
     prompts: Sequence[Sequence[int]],
     batch: list[tuple[int, int]],
     sampling: SamplingConfig,
     end_ids: frozenset[int],
-    pad_id: int,
     streams: list[tuple[int, int, int]],
 ) -> list[SampledResponse]:
     indices = list(dict.fromkeys(i for i, _ in batch))
     times = len(batch) // len(indices)
     longest = max(len(prompts[i]) for i in indices)
-    memory = remember(model, len(batch), longest + sampling.max_response_tokens, pad_id)
+    memory = memories.of(len(batch), longest + sampling.max_response_tokens)
     first = memory.arrange(range(len(indices)))
     logits = memory.extend(first, [prompts[indices[row]] for row in first])
     memory.repeat(len(indices), times)

@@ -1,7 +1,7 @@
 """What is remembered of each row between forwards: packed keys and values, or the tokens themselves.
 
 Both answer the same question, "which token follows?", with the same logits; the packed memory computes
-no token twice. `lightning_mtrl.rollouts.packing.remember` chooses.
+no token twice. `lightning_mtrl.rollouts.packing` chooses.
 
 Shape letters: R rows, Q new tokens of a row (at most), V vocabulary.
 """
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_mtrl.rollouts.cache import PackedCache
@@ -64,23 +64,66 @@ class Memory(Protocol):
         ...
 
 
+class Forward(Protocol):
+    """One forward of a model over new tokens behind what the cache holds."""
+
+    def __call__(
+        self,
+        tokens: Int[Tensor, "R Q"],
+        positions: Int[Tensor, "R Q"],
+        real: Bool[Tensor, "R Q"] | None,
+        mask: Float[Tensor, "R Q S"],
+        cache: PackedCache,
+    ) -> Float[Tensor, "R V"]:
+        """Write the new tokens' keys and values at the cache's placement; the logits behind the last column.
+
+        Args:
+            tokens: padded at the left.
+            positions: 0 on padding.
+            real: False on padding; None where Q is 1 and there is none.
+            mask: added to the attention's scores.
+            cache: aimed at these rows.
+        """
+        ...
+
+
+class TransformersForward:
+    """The model's own forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, real: Tensor | None, mask: Tensor, cache: PackedCache
+    ) -> Tensor:
+        output = self._model(
+            input_ids=tokens,
+            attention_mask=mask[:, None],
+            position_ids=positions,
+            cache=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+
 class PackedMemory:
     """Keys and values of every row; the rows of a forward lie together at the front of the cache.
 
-    It does not check that the model allows it; `packing.remember` does.
+    It does not check that the model allows it; `packing` does.
     """
 
     compact_below = 0.75
 
-    def __init__(
-        self, model: nn.Module, num_layers: int, num_rows: int, context_length: int, pad_id: int
-    ) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, forward: Forward, cache: PackedCache, pad_id: int) -> None:
+        self._forward = forward
         self._pad_id = pad_id
         parameter = next(model.parameters())
         self._device = parameter.device
         self._dtype: torch.dtype = getattr(model, "dtype", parameter.dtype)
-        self._cache = PackedCache(num_layers, num_rows, context_length)
+        self._cache = cache
+        num_rows = cache.placement.num_rows
         self._lengths = np.zeros(num_rows, dtype=np.int64)  # by place, as are all rows of the cache
         self._place_of = list(range(num_rows))
         self._row_at = list(range(num_rows))
@@ -146,35 +189,26 @@ class PackedMemory:
         real = np.arange(width) >= (width - counts)[:, None]
         slots = np.where(real, positions, self._cache.placement.num_slots)
         lengths += counts
-        used = int(lengths.max())
-        return self._forward(first, self._on_device(tokens), np.where(real, positions, 0), slots, used)
+        places = (np.where(real, positions, 0), slots)
+        return self._read(first, self._on_device(tokens), places, self._on_device(real))
 
     def step(self, rows: Sequence[int], tokens: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
         lengths = self._lengths[: len(rows)]
         positions = lengths[:, None].copy()
         lengths += 1
-        used = int(lengths.max())
-        self._cache.ensure(used)
-        return self._forward(0, tokens[:, None], positions, positions, used)
+        self._cache.ensure(int(lengths.max()))
+        return self._read(0, tokens[:, None], (positions, positions), None)
 
-    def _forward(self, first: int, tokens: Tensor, positions: Any, slots: Any, used: int) -> Tensor:
+    def _read(self, first: int, tokens: Tensor, places: tuple[Any, Any], real: Tensor | None) -> Tensor:
+        """Forward of rows from `first` on over new tokens, which their lengths count already."""
+        used = int(self._lengths[first : first + len(tokens)].max())
         used = min(-(-used // VIEW_BUCKET) * VIEW_BUCKET, self._cache.placement.num_slots)
-        position_ids = self._on_device(positions)
-        self._cache.placement.aim(first, position_ids if slots is positions else self._on_device(slots), used)
-        hidden = torch.arange(used, device=self._device) > position_ids[..., None]
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(
-            hidden, -torch.inf
-        )
-        output = self._model(
-            input_ids=tokens,
-            attention_mask=mask[:, None],
-            position_ids=position_ids,
-            cache=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
+        positions = self._on_device(places[0])
+        slots = positions if places[1] is places[0] else self._on_device(places[1])
+        self._cache.placement.aim(first, slots, used)
+        hidden = torch.arange(used, device=self._device) > positions[..., None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return self._forward(tokens, positions, real, mask.masked_fill_(hidden, -torch.inf), self._cache)
 
     def _on_device(self, values: Any) -> Tensor:
         return torch.from_numpy(values).to(self._device)

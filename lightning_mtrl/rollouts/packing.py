@@ -10,36 +10,72 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from lightning_mtrl.rollouts.memory import Memory, PackedMemory, RecomputedMemory
+from lightning_mtrl.rollouts.cache import PackedCache
+from lightning_mtrl.rollouts.lean import LeanDecoder
+from lightning_mtrl.rollouts.memory import (
+    Forward,
+    Memory,
+    PackedMemory,
+    RecomputedMemory,
+    TransformersForward,
+)
 
 logger = logging.getLogger(__name__)
 
 _explained: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 _disagreement: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_lean_disagreement: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+TRIED = 8  # positions on which two ways to compute are compared
 
 
-def remember(model: nn.Module, num_rows: int, context_length: int, pad_id: int) -> Memory:
-    """The fastest memory that this model allows.
+class Memories:
+    """Makes the fastest memory that a model allows, for the weights that it has now.
 
     A model whose attention is not plain causal attention over all tokens at explicit positions (a
     sliding window shorter than the context, ALiBi, a recurrent state, its own kind of cache) is
     served by computing each row anew for each token: right, and much slower. It is logged once.
+
+    Args:
+        model: a transformers causal language model; its weights must stay as they are.
+        context_length: tokens that a row can hold at most.
+        pad_id: id written on padding; without influence.
     """
-    reason = _reason_against_packing(model, context_length)
-    if reason is None:
-        return _packed(model, num_rows, context_length, pad_id)
-    if _explained.get(model) != reason:
-        _explained[model] = reason
-        name = type(model).__name__
-        logger.warning(
-            "%s cannot keep packed keys and values (%s); each token costs its prefix.", name, reason
-        )
-    return RecomputedMemory(model, num_rows, pad_id)
+
+    def __init__(self, model: nn.Module, context_length: int, pad_id: int) -> None:
+        self._model, self._context_length, self._pad_id = model, context_length, pad_id
+        reason = _reason_against_packing(model, context_length)
+        if reason is not None:
+            _explain_once(model, reason)
+        self._forward = None if reason is not None else _fastest_forward(model, context_length)
+
+    def of(self, num_rows: int, context_length: int | None = None) -> Memory:
+        """A memory of so many rows; of a shorter context, where that is known."""
+        if self._forward is None:
+            return RecomputedMemory(self._model, num_rows, self._pad_id)
+        cache = PackedCache(_num_layers(self._model), num_rows, context_length or self._context_length)
+        return PackedMemory(self._model, self._forward, cache, self._pad_id)
 
 
-def _packed(model: nn.Module, num_rows: int, context_length: int, pad_id: int) -> PackedMemory:
-    num_layers = len(DynamicCache(config=_config(model)).layers)
-    return PackedMemory(model, num_layers, num_rows, context_length, pad_id)
+def _explain_once(model: nn.Module, reason: str) -> None:
+    if _explained.get(model) == reason:
+        return
+    _explained[model] = reason
+    name = type(model).__name__
+    logger.warning("%s cannot keep packed keys and values (%s); each token costs its prefix.", name, reason)
+
+
+def _fastest_forward(model: nn.Module, context_length: int) -> Forward:
+    """The lean one where it computes the same."""
+    if LeanDecoder.supports(model):
+        if model not in _lean_disagreement:
+            _lean_disagreement[model] = _compare(model, LeanDecoder(model, TRIED))
+        if not _lean_disagreement[model]:
+            return LeanDecoder(model, context_length)
+    return TransformersForward(model)
+
+
+def _num_layers(model: nn.Module) -> int:
+    return len(DynamicCache(config=_config(model)).layers)
 
 
 def _config(model: nn.Module) -> Any:
@@ -60,15 +96,16 @@ def _reason_against_packing(model: nn.Module, context_length: int) -> str | None
     if any(kind in repr(getattr(config, "rope_parameters", None)) for kind in ("'dynamic'", "'longrope'")):
         return "its rotary positions change with the length of the longest row"
     if model not in _disagreement:
-        _disagreement[model] = _compare(model)
+        _disagreement[model] = _compare(model, TransformersForward(model))
     return _disagreement[model] or None
 
 
-def _compare(model: nn.Module) -> str:
+def _compare(model: nn.Module, forward: Forward) -> str:
     """Run a few tokens both ways; empty when the logits agree."""
     size = min(int(_config(model).vocab_size), 97)
     ids = [[(7 * i + 3) % size for i in range(n)] for n in (6, 4)]
-    packed, plain = _packed(model, 3, 8, 0), RecomputedMemory(model, 3, 0)
+    packed = PackedMemory(model, forward, PackedCache(_num_layers(model), 3, TRIED), 0)
+    plain = RecomputedMemory(model, 3, 0)
     try:
         with torch.no_grad():
             answers = [_answer(memory, ids) for memory in (packed, plain)]

@@ -6,11 +6,12 @@ Shape letters: R rows, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isqrt
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.ranges import COUNT, MIN_P, TOP_K, TOP_P
@@ -79,18 +80,20 @@ def sample_tokens(
         The tokens; their log-probabilities in nats under the plain distribution (temperature 1,
         nothing cut off); and those under the distribution that they were drawn from.
     """
-    plain = torch.log_softmax(logits.float(), dim=-1)
-    uniforms = uniforms.to(plain)
+    scores = logits.float()
     if isinstance(temperature, float | int) and temperature == 0:
-        tokens = plain.argmax(-1)
-        chosen = _at(plain, tokens)
+        tokens = scores.argmax(-1)
+        chosen = _at(scores, tokens) - scores.logsumexp(-1)
         return tokens, chosen, torch.zeros_like(chosen)
+    uniforms = uniforms.to(scores)
     if _is(temperature, 1.0) and top_k == 0 and top_p == 1.0 and _is(min_p, 0.0):
-        tokens = _invert(plain.exp(), uniforms)
-        chosen = _at(plain, tokens)
+        highest = scores.amax(-1, keepdim=True)
+        tokens, total = _invert((scores - highest).exp_(), uniforms)
+        chosen = _at(scores, tokens) - highest.squeeze(-1) - total.log()
         return tokens, chosen, chosen
+    plain = torch.log_softmax(scores, dim=-1)
     drawn_from = _changed(plain, temperature, top_k, top_p, min_p)
-    tokens = _invert(drawn_from.exp(), uniforms)
+    tokens, _ = _invert(drawn_from.exp(), uniforms)
     return tokens, _at(plain, tokens), _at(drawn_from, tokens)
 
 
@@ -136,16 +139,29 @@ def _nucleus(logprobs: Tensor, top_p: float) -> Tensor:
     return torch.empty_like(logprobs).scatter_(-1, order, ordered.masked_fill(before >= top_p, -torch.inf))
 
 
-def _invert(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds the uniform number.
+def _invert(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The first token up to which the mass exceeds the uniform share of the total; and the total.
 
-    The number is scaled to the last cumulative value and kept below it, so rounding can never lead
-    beyond the last token that has any probability.
+    Masses are first summed in blocks and the block is looked up, then the token in it: adding up a large
+    vocabulary one by one takes longer than a step of a small model. What is left to be found in the block
+    is kept below the block's own mass, so rounding can never lead beyond its last token that has any.
     """
-    cumulative = probabilities.cumsum(-1)
+    rows, size = masses.shape
+    width = max(1, isqrt(size))
+    blocks = functional.pad(masses, (0, -size % width)).view(rows, -1, width)
+    sums = blocks.sum(-1)
+    reached = sums.cumsum(-1)
+    block = _first_above(reached, uniforms * reached[:, -1])
+    before = _at(reached, block) - _at(sums, block)
+    inside = blocks[torch.arange(rows, device=masses.device), block].cumsum(-1)
+    place = _first_above(inside, uniforms * reached[:, -1] - before)
+    # Masses that are not numbers lead nowhere; whoever asked sees it in the total.
+    return (block * width + place).clamp_(max=size - 1), reached[:, -1]
+
+
+def _first_above(cumulative: Float[Tensor, "R N"], wanted: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
+    """The first place whose cumulative mass exceeds what is wanted, which is kept within it."""
     total = cumulative[:, -1:]
     below = torch.nextafter(total, torch.zeros_like(total))
-    wanted = torch.minimum(uniforms[:, None] * total, below)
-    return (
-        torch.searchsorted(cumulative, wanted, right=True).squeeze(-1).clamp_(max=probabilities.size(-1) - 1)
-    )
+    sought = torch.minimum(wanted[:, None].clamp(min=0), below)
+    return torch.searchsorted(cumulative, sought, right=True).squeeze(-1).clamp_(max=cumulative.size(-1) - 1)

@@ -73,7 +73,7 @@ def test_kept_logprobs_are_equal_in_all_arrangements(
     model = _model(positions)
     if recomputed:  # It pads at the right, the packed rows are padded at the left.
         monkeypatch.setattr(packing, "_reason_against_packing", lambda *_: "the test wants it")
-        assert isinstance(packing.remember(model, 1, 128, 0), RecomputedMemory)
+        assert isinstance(packing.Memories(model, 128, 0).of(1), RecomputedMemory)
     for batches in ARRANGEMENTS.values():
         engine = _engine(model, pad_id)
         for batch in batches:

@@ -24,12 +24,18 @@ from transformers import (
     MistralConfig,
     MistralForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
+from lightning_mtrl.rollouts import linears
 from lightning_mtrl.rollouts.decoding import SampledResponse
 from lightning_mtrl.rollouts.engine import ConversationEngine, sample_groups
-from lightning_mtrl.rollouts.memory import PackedMemory, RecomputedMemory
-from lightning_mtrl.rollouts.packing import remember
+from lightning_mtrl.rollouts.lean import LeanDecoder
+from lightning_mtrl.rollouts.memory import PackedMemory, RecomputedMemory, TransformersForward
+from lightning_mtrl.rollouts.packing import Memories, _fastest_forward
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 
 SPECIAL: dict[str, Any] = {"vocab_size": 40, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -42,6 +48,8 @@ def _model(name: str) -> PreTrainedModel:
     grouped = {**SPECIAL, **ROTARY, "num_key_value_heads": 2, "initializer_range": 0.3}
     builders = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**grouped)),
+        "biased": lambda: _with_biases(Qwen2ForCausalLM(Qwen2Config(**grouped))),
+        "queries normalised": lambda: Qwen3ForCausalLM(Qwen3Config(**grouped, head_dim=8)),
         "gpt2": lambda: GPT2LMHeadModel(
             GPT2Config(**SPECIAL, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
         ),
@@ -66,7 +74,15 @@ def _model(name: str) -> PreTrainedModel:
     return builders[name]().eval()
 
 
-PACKED = ("llama", "gpt2", "wide window")
+def _with_biases(model: PreTrainedModel) -> PreTrainedModel:
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+LEAN = ("llama", "wide window", "biased")
+PACKED = (*LEAN, "gpt2", "queries normalised")
 RECOMPUTED = ("short window", "alibi", "recurrent", "local")
 
 
@@ -104,17 +120,50 @@ def _recomputed(model: PreTrainedModel, ids: list[int], start: int) -> list[floa
 
 @pytest.mark.parametrize("name", PACKED)
 def test_plain_causal_models_keep_packed_rows(name: str) -> None:
-    assert isinstance(remember(_model(name), 2, 200, 0), PackedMemory)
+    assert isinstance(Memories(_model(name), 200, 0).of(2), PackedMemory)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_llama_and_its_kin_take_the_lean_forward_and_others_their_own(name: str) -> None:
+    model = _model(name)
+    assert LeanDecoder.supports(model) == (name in LEAN)
+    assert isinstance(_fastest_forward(model, 200), LeanDecoder if name in LEAN else TransformersForward)
+
+
+def test_a_model_that_changes_what_its_layers_compute_keeps_its_own_forward() -> None:
+    model: Any = _model("llama")
+    model.model.layers[1].mlp.register_forward_hook(lambda _, __, output: 2 * output)
+    assert isinstance(_fastest_forward(model, 200), TransformersForward)
 
 
 @pytest.mark.parametrize("name", RECOMPUTED)
 def test_other_models_are_recomputed_and_it_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     model = _model(name)
     with caplog.at_level(logging.WARNING, logger="lightning_mtrl"):
-        kinds = [type(remember(model, 2, 200, 0)) for _ in range(3)]
+        kinds = [type(Memories(model, 200, 0).of(2)) for _ in range(3)]
     assert kinds == [RecomputedMemory] * 3
     said = [r for r in caplog.records if "cannot keep packed keys" in r.getMessage()]
     assert len(said) == 1
+
+
+@pytest.fixture(params=["ordinary", "packed"])
+def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with linear maps in oneDNN's layout, for which these models are too small by themselves."""
+    if request.param == "packed":
+        monkeypatch.setattr(linears, "WORTH_PACKING", 0)
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_the_lean_forward_has_the_tokens_of_generate_in_either_layout(name: str, layout: None) -> None:
+    model, engine = _model(name), _engine(_model(name), temperature=0.0)
+    held: list[list[int]] = [[] for _ in range(8)]
+    for turn in range(3):
+        new = [_ids(2 + (5 * row + turn) % 11, row, turn) for row in range(8)]
+        responses = engine.respond(range(8), new, [_numbers(0)] * 8)
+        for row, response in enumerate(responses):
+            held[row] += new[row]
+            assert list(response.ids) == _generated(model, held[row])
+            held[row] += response.ids
 
 
 @pytest.mark.parametrize("name", PACKED + RECOMPUTED)
@@ -184,7 +233,7 @@ def test_rows_grow_past_their_first_slots() -> None:
     assert engine.length(2) == len(held) == 8 * 21
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["queries normalised", "gpt2"])
 def test_what_new_conversations_begin_with_is_read_once(name: str) -> None:
     model = _model(name)
     engine = _engine(model, rows=6, temperature=0.0)
