@@ -23,8 +23,9 @@ from lightning_mtrl.algorithms.coverage import coverage
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs
 from lightning_mtrl.algorithms.diagnostics import diagnose
 from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator
+from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
 from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, predict
-from lightning_mtrl.algorithms.policy_improvement import ImprovementConfig, SingleTurnImprover
+from lightning_mtrl.algorithms.policy_improvement import SingleTurnImprover
 from lightning_mtrl.algorithms.ranges import expect
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.conversation import Conversation

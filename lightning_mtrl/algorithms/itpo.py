@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lightning_mtrl import objectives, ranges
+from lightning_mtrl.algorithms.agreement import BehaviourCheck
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
 from lightning_mtrl.algorithms.conversation_estimators import RLOO, ConversationEstimator
 from lightning_mtrl.algorithms.fresh import CreditedRollouts, credited, fresh_rollouts
@@ -40,6 +41,7 @@ from lightning_mtrl.modules.value_head import ValueHead
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SAMPLE = 16  # conversations of an iteration whose stored log-probabilities are checked
 INITIAL = "initial"  # the role of pi_0: reference of the KL penalty and of the implicit PRM
 
 
@@ -86,6 +88,7 @@ class ITPO(Algorithm):
         kl = KLTerm(s.kl_coef, s.kl_estimator)
         policy = Policy(context.backbone, s.clip, kl, s.entropy_coef, s.learning_rate)
         self.policy_stepper = Stepper(context, policy, s.max_norm, s.micro_batch_size)
+        self.behaviour = BehaviourCheck(context, policy, s.max_logprob_difference, SAMPLE)
         self.value_stepper = None
         if self.estimator.needs_values:
             value = ValueHead(context.backbone, s.value_role, s.value_learning_rate)
@@ -112,10 +115,11 @@ class ITPO(Algorithm):
         values = self._values(learnt)
         advantages, returns = mixed_advantages(streams, self.estimator, values, learnt.fresh.batch, s.whiten)
         batch = _improvement_batch(learnt, advantages, returns, values)
+        batch, agreement = self.behaviour.agreed(batch, of_similar_length)
         generator = torch.Generator().manual_seed(self.context.seed)
         for _ in range(s.epochs):
             self._epoch(batch, learnt, generator)
-        return Improvement(_measured(learnt, advantages))
+        return Improvement({**_measured(learnt, advantages), **agreement})
 
     def converged(self, signal: Signal) -> bool:
         """There is no Q that could converge."""

@@ -48,6 +48,8 @@ class ITPOConfig(MixingConfig):
             "k3+".
         entropy_coef: weight of the entropy bonus. Published: 1e-3.
         max_norm: gradients are scaled down to this norm.
+        max_logprob_difference: in nats; where the rollouts' log-probability of a token is farther from the
+            trainer's, in a sample of each iteration, the trainer computes all anew; null for never.
     """
 
     epochs: int = 1
@@ -66,6 +68,7 @@ class ITPOConfig(MixingConfig):
     kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
     entropy_coef: float = 1e-3
     max_norm: float = 1.0
+    max_logprob_difference: float | None = 0.05
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +77,7 @@ class ITPOConfig(MixingConfig):
         for name in ("learning_rate", "value_learning_rate", "kl_coef", "entropy_coef"):
             expect_at_least(f"settings.{name}", getattr(self, name), 0, 1e-5)
         expect_above_zero("settings.max_norm", self.max_norm, 1.0)
+        expect_at_least("settings.max_logprob_difference", self.max_logprob_difference, 0, 0.05)
         expect(0.0 < self.clip_range < 1.0, "settings.clip_range", self.clip_range, "in (0, 1)", 0.2)
         expect_above_zero("settings.clip_range_high", self.clip_range_high, 0.28)
         limit = self.dual_clip

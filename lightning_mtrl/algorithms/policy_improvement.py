@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lightning_mtrl import objectives
+from lightning_mtrl.algorithms.agreement import BehaviourCheck
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.estimators import AdvantageEstimator
+from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
 from lightning_mtrl.algorithms.passes import by_token, slices
 from lightning_mtrl.algorithms.progress import PhaseProgress
-from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.evaluation.intervals import mean_interval
@@ -28,76 +29,7 @@ from lightning_mtrl.rollouts.engine import SampledResponse, sample_groups
 from lightning_mtrl.rollouts.groups import Glue, GroupBatch, group_batch
 
 SCORING_STATES = 64  # states in a pass without gradients
-
-
-@dataclass(frozen=True)
-class ImprovementConfig:
-    """How the policy is improved against a fixed Q.
-
-    Attributes:
-        rounds: times that fresh responses are sampled from the policy being trained, at most.
-        states: logged states drawn for each round.
-        samples: responses for each state; they share its prefix.
-        epochs: passes over a round's responses.
-        minibatch_states: states in one optimizer step.
-        micro_batch_states: states in one forward pass; null for all of a step.
-        learning_rate: of the policy's AdamW.
-        value_learning_rate: of the value head's AdamW.
-        value_role: adapter of the value head: "value" for its own, "policy" to read the policy's
-            hidden states.
-        clip_range: half-width of the allowed probability ratio of a token.
-        kl_coef: weight of the KL penalty to pi_i, in reward per nat.
-        kl_in: "loss" adds the penalty to the loss; "reward" takes it off the tokens' rewards.
-        kl_estimator: per-token estimator: "k1", "k2", "k3", or with the gradient of k2 "k1+", "k3+".
-        kl_direction: "reverse" is KL(policy || pi_i); "forward" is KL(pi_i || policy).
-        kl_target: KL per response in nats that an adaptive `kl_coef` aims at; null keeps it fixed.
-        kl_ceiling: KL(policy || pi_i) per response in nats at which an iteration's improvement stops; null
-            for none.
-        entropy_coef: weight of the entropy bonus, in reward per nat.
-        reward: "q" rewards a response with Q; "logit" with log(Q / (1 - Q)), which tells small values apart.
-        mean_over: "token": every sampled token weighs the same in the loss; "response": every response.
-        max_norm: gradients are scaled down to this norm.
-        certificate_states: held-out states on which the gain in Q is estimated.
-        accept: "improved_only" takes a step back when the gain's 95% interval reaches below zero; "always".
-    """
-
-    rounds: int = 8
-    states: int = 64
-    samples: int = 8
-    epochs: int = 2
-    minibatch_states: int = 16
-    micro_batch_states: int | None = None
-    learning_rate: float = 1e-5
-    value_learning_rate: float = 1e-4
-    value_role: str = "policy"
-    clip_range: float = 0.2
-    kl_coef: float = 0.02
-    kl_in: Literal["loss", "reward"] = "loss"
-    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
-    kl_direction: Literal["reverse", "forward"] = "reverse"
-    kl_target: float | None = None
-    kl_ceiling: float | None = 1.5
-    entropy_coef: float = 0.0
-    reward: Literal["q", "logit"] = "q"
-    mean_over: Literal["token", "response"] = "token"
-    max_norm: float = 1.0
-    certificate_states: int = 128
-    accept: Literal["improved_only", "always"] = "improved_only"
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "states", "samples", "epochs", "minibatch_states", "micro_batch_states"):
-            expect_at_least(f"improvement.{name}", getattr(self, name), 1, 8)
-        expect_at_least("improvement.certificate_states", self.certificate_states, 2, 128)
-        for name in ("learning_rate", "value_learning_rate", "kl_coef", "entropy_coef"):
-            expect_at_least(f"improvement.{name}", getattr(self, name), 0, 1e-5)
-        for name in ("kl_target", "kl_ceiling", "max_norm"):
-            expect_above_zero(f"improvement.{name}", getattr(self, name), 1.0)
-        expect(0.0 < self.clip_range < 1.0, "improvement.clip_range", self.clip_range, "in (0, 1)", 0.2)
-        paired = self.kl_direction == "reverse" or not self.kl_estimator.endswith("+")
-        kind = 'one of k1, k2, k3 with a kl_direction of "forward"'
-        expect(paired, "improvement.kl_estimator", self.kl_estimator, kind, "k3")
-        known = self.value_role in ("value", "policy")
-        expect(known, "improvement.value_role", self.value_role, "one of value, policy", "policy")
+SAMPLE = 4  # states of a round whose responses' stored log-probabilities are checked
 
 
 @dataclass(frozen=True)
@@ -133,6 +65,7 @@ class SingleTurnImprover:
         self.policy_stepper, self.value_stepper, self.processes = policy, value, context.processes
         self.policy: Policy = policy.module.module
         self.value: ValueHead | None = value.module.module if value else None
+        self.behaviour = BehaviourCheck(context, self.policy, config.max_logprob_difference, SAMPLE)
         self.kl_coef = config.kl_coef
         chat = context.chat
         self.glue = Glue(chat.pad_id, chat.end_id, tuple(chat.header_ids))
@@ -154,7 +87,9 @@ class SingleTurnImprover:
             self._adapt(measured["kl"])
             for _ in range(self.config.epochs):
                 self._epoch(batch, generator)
-        return {**history[-1], "rounds": float(len(history)), "kl_coef": self.kl_coef}
+        recomputed = sum(measured["behaviour_recomputed"] for measured in history)
+        counts = {"rounds": float(len(history)), "behaviour_recomputed": recomputed}
+        return {**history[-1], **counts, "kl_coef": self.kl_coef}
 
     def sample(self, states: Sequence[State], seed: int, role: str = "policy") -> ScoredGroups:
         """Sample responses for each state and score them with Q."""
@@ -187,7 +122,7 @@ class SingleTurnImprover:
         batch = group_batch(prefixes, responses, self.glue).to(self.context.fabric.device)
         with self.context.fabric.autocast():
             parts = self.processes.over(
-                slices(len(batch), SCORING_STATES, self.processes),
+                self._passes(batch),
                 lambda passes: [self.critic.values(batch.rows(rows)).cpu() for rows in passes],
             )
         return ScoredGroups(batch, torch.cat(parts).to(batch.input_ids.device))
@@ -195,7 +130,8 @@ class SingleTurnImprover:
     @torch.no_grad()
     def prepare(self, scored: ScoredGroups) -> tuple[ImprovementBatch, dict[str, float]]:
         """Rewards, advantages and loss weights of a round; and what they look like."""
-        batch, config = scored.batch, self.config
+        config = self.config
+        batch, agreement = self.behaviour.agreed(scored.batch, self._passes)
         reference = self._reference_logprobs(batch)
         kl = torch.where(batch.response_mask, batch.behaviour_logprobs - reference, 0.0)
         rewards = self._token_rewards(scored, kl)
@@ -213,7 +149,7 @@ class SingleTurnImprover:
             values=values,
             loss_weights=batch.by_row(weights),
         )
-        return improvement, self._measured(scored, kl, mask, advantages)
+        return improvement, {**self._measured(scored, kl, mask, advantages), **agreement}
 
     def gain(self, before: ScoredGroups, after: ScoredGroups) -> tuple[float, float, float]:
         """E_{a~pi'}[Q] - E_{a~pi}[Q] on the same states, with its 95% interval (Theorem 1's precondition)."""
@@ -272,7 +208,10 @@ class SingleTurnImprover:
         return self._by_token(self.value, batch)
 
     def _by_token(self, score: Callable[[GroupBatch], Tensor], batch: GroupBatch) -> Float[Tensor, "S T"]:
-        return by_token(score, batch, slices(len(batch), SCORING_STATES, self.processes), self.processes)
+        return by_token(score, batch, self._passes(batch), self.processes)
+
+    def _passes(self, batch: GroupBatch) -> list[slice]:
+        return slices(len(batch), SCORING_STATES, self.processes)
 
     def _groups(self, scored: ScoredGroups) -> Int[Tensor, " N"]:
         states, number = scored.q.shape

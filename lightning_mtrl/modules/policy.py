@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_mtrl import objectives
 from lightning_mtrl.batch import ImprovementBatch, TokenBatch
 from lightning_mtrl.models.adapters import Backbone
-from lightning_mtrl.modules.base import RatioModule, scored_tokens
+from lightning_mtrl.modules.base import RatioModule, scored_logprobs, scored_tokens
 from lightning_mtrl.modules.surrogate import ClipTerm
 
 
@@ -71,6 +71,10 @@ class Policy(RatioModule):
         """
         hidden = self.hidden(batch)
         return scored_tokens(self.backbone, self.role, hidden, batch, entropy_trained=self.entropy_coef != 0)
+
+    def logprobs(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
+        """Log-probability in nats of each sampled token; 0 elsewhere."""
+        return scored_logprobs(self.backbone, self.role, self.hidden(batch), batch)
 
     def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Clipped surrogate plus KL penalty minus entropy bonus, summed with `batch.loss_weights`.

@@ -12,8 +12,9 @@ from small_models import BOT, END, USER, move, own_weights, small_backbone, smal
 
 from lightning_mtrl.algorithms.base import Improvement, Signal
 from lightning_mtrl.algorithms.estimators import RLOO
+from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
 from lightning_mtrl.algorithms.iterative_ppo import IterativePPO
-from lightning_mtrl.algorithms.policy_improvement import ImprovementConfig, SingleTurnImprover
+from lightning_mtrl.algorithms.policy_improvement import SingleTurnImprover
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import ClassSpec, DataConfig, ModelConfig, RunConfig

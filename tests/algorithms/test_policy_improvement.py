@@ -8,7 +8,8 @@ from small_models import BOT, END, USER, move, small_backbone, small_context
 
 from lightning_mtrl.algorithms import policy_improvement
 from lightning_mtrl.algorithms.estimators import GAE, RLOO, AdvantageEstimator
-from lightning_mtrl.algorithms.policy_improvement import ImprovementConfig, ScoredGroups, SingleTurnImprover
+from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
+from lightning_mtrl.algorithms.policy_improvement import ScoredGroups, SingleTurnImprover
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.modules.policy import Policy

@@ -10,7 +10,8 @@ from small_models import move, small_backbone, small_context, talk
 from torch import Tensor
 
 from lightning_mtrl.algorithms.estimators import GAE
-from lightning_mtrl.algorithms.policy_improvement import ImprovementConfig, SingleTurnImprover
+from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
+from lightning_mtrl.algorithms.policy_improvement import SingleTurnImprover
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import TokenBatch
 from lightning_mtrl.modules.policy import KLTerm, Policy

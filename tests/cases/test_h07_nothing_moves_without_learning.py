@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.estimators import GAE, RLOO, AdvantageEstimator
-from lightning_mtrl.algorithms.policy_improvement import ImprovementConfig, SingleTurnImprover
+from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
+from lightning_mtrl.algorithms.policy_improvement import SingleTurnImprover
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.environments.protocol import Observation, Transition
 from lightning_mtrl.models.adapters import Backbone
