@@ -14,8 +14,8 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.environments.protocol import Observation, Transition
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.decoding import SampledResponse
-from lightning_mtrl.rollouts.engine import ConversationEngine
-from lightning_mtrl.rollouts.environment_calls import Failure, ask
+from lightning_mtrl.rollouts.engine import ConversationEngine, Draw
+from lightning_mtrl.rollouts.environment_calls import Failure, PendingCalls
 from lightning_mtrl.rollouts.ongoing import Chat, Ongoing, fault_of
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.sampling import SamplingConfig
@@ -118,6 +118,8 @@ class Collection:
         self._room = terms.sampling.max_response_tokens + len(self._chat.header_ids) + 1
         self._free = list(range(self._rows))
         self._talking: dict[int, Ongoing] = {}
+        self._said: dict[int, tuple[SampledResponse, str | None]] = {}  # what a row's environment is hearing
+        self._calls: PendingCalls[int] = PendingCalls()
         self._done: dict[int, Conversation] = {}
         self._dropped: Counter[str] = Counter()
         self._error: Exception | None = None
@@ -136,12 +138,18 @@ class Collection:
         )
 
     def run(self) -> None:
-        """Admit, respond, let the environments answer; until nobody is left."""
-        while self._waiting or self._talking:
-            while self._waiting and self._free:
+        """Admit, listen to the environments, and let the policy speak; until nobody is left."""
+        try:
+            while self._waiting or self._talking:
                 self._admit()
-            if self._talking:
-                self._turn()
+                self._listen()
+                if self._responding():
+                    self._speak()
+        finally:
+            self._calls.cancel()
+
+    def _responding(self) -> bool:
+        return "_engine" in self.__dict__ and bool(self._engine.responding)
 
     def share(self) -> Share:
         """What was collected."""
@@ -149,15 +157,50 @@ class Collection:
 
     def _admit(self) -> None:
         """Give free rows to waiting conversations."""
-        new = [self._waiting.popleft()() for _ in range(min(len(self._free), len(self._waiting)))]
-        opened = ask([partial(o.environment.reset, o.seed) for o in new], Observation)
-        for ongoing, observation in zip(new, opened, strict=True):
-            if isinstance(observation, Failure):
-                self._drop(observation.cause, observation.error)
-                continue
-            ongoing.open(observation, self._chat)
-            if self._fits_first(ongoing):
-                self._talking[self._free.pop()] = ongoing
+        while self._waiting and self._free:
+            row, ongoing = self._free.pop(), self._waiting.popleft()()
+            self._talking[row] = ongoing
+            self._calls.start(row, partial(ongoing.environment.reset, ongoing.seed), Observation)
+
+    def _listen(self) -> None:
+        """Take what environments have said; while nobody is responding, wait for one of them."""
+        begun = [
+            row for row, answer in self._calls.take(wait=not self._responding()) if self._take(row, answer)
+        ]
+        for row in begun:
+            self._begin(row)
+
+    def _take(self, row: int, answer: Observation | Transition | Failure[Any]) -> bool:
+        """Hear an answer; whether the policy is to respond to it."""
+        if isinstance(answer, Failure):
+            self._free_row(row)
+            self._drop(answer.cause, answer.error)
+        elif isinstance(answer, Observation):
+            self._talking[row].open(answer, self._chat)
+            if not self._fits_first(self._talking[row]):
+                self._free_row(row)
+        elif (fault := fault_of(answer)) is not None:
+            self._free_row(row)
+            self._drop(fault)
+        else:
+            ended = answer.terminated or answer.truncated
+            self._continue(row, answer, ended or len(self._talking[row].turns) + 1 == self._terms.max_turns)
+        return row in self._talking
+
+    def _begin(self, row: int) -> None:
+        ongoing, sampling, terms = self._talking[row], self._terms.sampling, self._terms
+        explored = (terms.explore_temperature, terms.explore_min_p)
+        usual = (sampling.temperature, sampling.min_p)
+        numbers = ongoing.uniforms(sampling.max_response_tokens)
+        self._engine.begin(row, ongoing.unsaid, Draw(numbers, *(explored if ongoing.explores else usual)))
+
+    def _speak(self) -> None:
+        """Sample on, and let the environments hear what was said."""
+        self._sampled_any = True
+        for row, said in self._engine.advance(self._calls.ready).items():
+            text = self._chat.response_text(said.ids)
+            self._said[row] = (said, text)
+            self._calls.start(row, partial(self._talking[row].environment.step, text), Transition)
 
     def _fits_first(self, ongoing: Ongoing) -> bool:
         needed, limit = len(ongoing.unsaid) + self._room, self._terms.context_length
@@ -172,48 +215,9 @@ class Collection:
         self._drop("the first prompt does not fit the context")
         return False
 
-    def _turn(self) -> None:
-        """One response in every conversation, and what its environment says to it."""
-        rows = list(self._talking)
-        talking = [self._talking[row] for row in rows]
-        self._sampled_any = True
-        responses = self._engine.respond(
-            rows,
-            [o.unsaid for o in talking],
-            [o.uniforms(self._terms.sampling.max_response_tokens) for o in talking],
-            self._where_explored(talking, self._terms.sampling.temperature, self._terms.explore_temperature),
-            self._where_explored(talking, self._terms.sampling.min_p, self._terms.explore_min_p),
-        )
-        texts = [self._chat.response_text(response.ids) for response in responses]
-        steps = [partial(o.environment.step, text) for o, text in zip(talking, texts, strict=True)]
-        for row, said, text, answer in zip(rows, responses, texts, ask(steps, Transition), strict=True):
-            self._hear(row, said, text, answer)
-
-    @staticmethod
-    def _where_explored(talking: list[Ongoing], usual: float, explored: float) -> list[float] | None:
-        if not any(o.explores for o in talking):
-            return None
-        return [explored if o.explores else usual for o in talking]
-
-    def _hear(
-        self, row: int, said: SampledResponse, text: str | None, answer: Transition | Failure[Transition]
-    ) -> None:
-        ongoing = self._talking[row]
-        if isinstance(answer, Failure):
-            self._free_row(row)
-            self._drop(answer.cause, answer.error)
-        elif (fault := fault_of(answer)) is not None:
-            self._free_row(row)
-            self._drop(fault)
-        else:
-            ended = answer.terminated or answer.truncated or len(ongoing.turns) + 1 == self._terms.max_turns
-            self._continue(row, said, text, answer, ended)
-
-    def _continue(
-        self, row: int, said: SampledResponse, text: str | None, answer: Transition, ended: bool
-    ) -> None:
+    def _continue(self, row: int, answer: Transition, ended: bool) -> None:
         """Append the turn; close the conversation if it ended or its next turn might not fit."""
-        ongoing, held = self._talking[row], self._engine.length(row)
+        ongoing, held, (said, text) = self._talking[row], self._engine.length(row), self._said.pop(row)
         limit = self._terms.context_length
         following = self._chat.observation_ids(answer.observation, finished=said.finished, last=ended)
         if not ended and held + len(following) + self._room > limit:
@@ -231,7 +235,9 @@ class Collection:
 
     def _free_row(self, row: int) -> None:
         del self._talking[row]
-        self._engine.release(row)
+        self._said.pop(row, None)
+        if self._sampled_any:
+            self._engine.release(row)
         self._free.append(row)
 
     def _drop(self, cause: str, error: Exception | None = None) -> None:

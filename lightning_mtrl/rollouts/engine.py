@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from lightning_mtrl.rollouts.decoding import Draws, SampledResponse, decode
+from lightning_mtrl.rollouts.decoding import Decoding, Draw, SampledResponse
 from lightning_mtrl.rollouts.packing import Memories
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 
-__all__ = ["ConversationEngine", "SampledResponse", "inference", "sample_groups"]
+__all__ = ["ConversationEngine", "Draw", "SampledResponse", "inference", "sample_groups"]
 
 
 @contextmanager
@@ -60,11 +58,16 @@ class ConversationEngine:
     ) -> None:
         self._model = model
         self._context_length = context_length
-        self._end_ids = frozenset(end_ids)
         self._sampling = sampling
         self._unread: dict[int, int] = {}  # row -> its last sampled token, which no forward has seen
         with inference(model):
             self._memory = Memories(model, context_length, pad_id).of(rows)
+        self._decoding = Decoding(self._memory, sampling, frozenset(end_ids))
+
+    @property
+    def responding(self) -> set[int]:
+        """Rows in which a response was begun and is not finished."""
+        return self._decoding.rows
 
     def length(self, row: int) -> int:
         """Tokens that the row's conversation holds."""
@@ -75,59 +78,55 @@ class ConversationEngine:
         self._memory.rewind(row, 0)
         self._unread.pop(row, None)
 
-    def respond(
-        self,
-        rows: Sequence[int],
-        new_ids: Sequence[Sequence[int]],
-        uniforms: Sequence[NDArray[np.floating[Any]]],
-        temperatures: Sequence[float] | None = None,
-        min_ps: Sequence[float] | None = None,
-    ) -> list[SampledResponse]:
-        """Append ids to conversations and sample one response in each.
+    def begin(self, row: int, new_ids: Sequence[int], draw: Draw) -> None:
+        """Append ids to a conversation and let a response follow; `advance` samples it.
 
         Args:
-            rows: distinct rows, each below the engine's number of rows.
-            new_ids: for each row what was said since its last response; not empty.
-            uniforms: for each row numbers in [0, 1), at least `max_response_tokens` of them. A
-                response depends on its conversation and these numbers, and on no other row.
-            temperatures: one a row, instead of the configured one.
-            min_ps: one a row, instead of the configured one.
-
-        Returns:
-            The responses in the order of `rows`.
+            row: below the engine's number of rows, and not responding.
+            new_ids: what was said since the row's last response; not empty.
+            draw: decides the response, which depends on its conversation and this, and on no other row.
 
         Raises:
-            ValueError: if rows repeat, nothing was said, or a conversation could outgrow the context.
+            ValueError: if the row is responding, nothing was said, or the conversation could outgrow the
+                context.
+        """
+        held, limit = self.length(row), self._sampling.max_response_tokens
+        if not new_ids or held + len(new_ids) + limit > self._context_length:
+            raise ValueError(
+                f"row {row} holds {held} tokens and gets {len(new_ids)} (at least one); a "
+                f"response of {limit} must then fit {self._context_length}"
+            )
+        unread = [self._unread.pop(row)] if row in self._unread else []
+        self._decoding.begin(row, [*unread, *new_ids], draw)
+
+    def advance(self, others: Callable[[], int] = lambda: 0) -> dict[int, SampledResponse]:
+        """Sample on in all rows that were begun, until some responses are finished.
+
+        Args:
+            others: how many rows could be begun by now; with enough of them it stops, to let them join.
+
+        Returns:
+            The finished responses, by row; perhaps none.
+
+        Raises:
             FloatingPointError: if the model's logits are not finite.
         """
-        self._check(rows, new_ids)
         with inference(self._model):
-            order = self._memory.arrange(rows)
-            position = {row: index for index, row in enumerate(rows)}
-            said = [self._take_unread(row) + list(new_ids[position[row]]) for row in order]
-            logits = self._memory.extend(order, said)
-            places = [position[row] for row in order]
-            draws = Draws.of(self._sampling, logits, [uniforms[i] for i in places])
-            draws.override(_picked(temperatures, places), _picked(min_ps, places))
-            responses = decode(self._memory, order, logits, draws, self._end_ids)
-        for row, response in zip(order, responses, strict=True):
+            finished = self._decoding.advance(others)
+        for row, response in finished.items():
             self._unread[row] = response.ids[-1]
-        by_row = dict(zip(order, responses, strict=True))
-        return [by_row[row] for row in rows]
+        return finished
 
-    def _take_unread(self, row: int) -> list[int]:
-        return [self._unread.pop(row)] if row in self._unread else []
-
-    def _check(self, rows: Sequence[int], new_ids: Sequence[Sequence[int]]) -> None:
-        if len(set(rows)) < len(rows):
-            raise ValueError(f"rows {list(rows)} name a row twice")
-        for row, ids in zip(rows, new_ids, strict=True):
-            total = self.length(row) + len(ids) + self._sampling.max_response_tokens
-            if not ids or total > self._context_length:
-                raise ValueError(
-                    f"row {row} holds {self.length(row)} tokens and gets {len(ids)} (at least one); a "
-                    f"response of {self._sampling.max_response_tokens} must then fit {self._context_length}"
-                )
+    def respond(
+        self, rows: Sequence[int], new_ids: Sequence[Sequence[int]], draws: Sequence[Draw]
+    ) -> list[SampledResponse]:
+        """Begin in each of these rows and go on until they are finished; the responses in their order."""
+        for row, ids, draw in zip(rows, new_ids, draws, strict=True):
+            self.begin(row, ids, draw)
+        found: dict[int, SampledResponse] = {}
+        while not found.keys() >= set(rows):
+            found |= self.advance()
+        return [found[row] for row in rows]
 
 
 def sample_groups(
@@ -205,14 +204,15 @@ def _respond_once(
     times = len(batch) // len(indices)
     longest = max(len(prompts[i]) for i in indices)
     memory = memories.of(len(batch), longest + sampling.max_response_tokens)
-    first = memory.arrange(range(len(indices)))
+    (first,) = memory.arrange(range(len(indices)))
     logits = memory.extend(first, [prompts[indices[row]] for row in first])
     memory.repeat(len(indices), times)
     size = sampling.max_response_tokens
-    uniforms = [np.random.default_rng(stream).random(size, dtype=np.float32) for stream in streams]
-    logits = logits.repeat_interleave(times, dim=0)
-    return decode(memory, list(range(len(batch))), logits, Draws.of(sampling, logits, uniforms), end_ids)
-
-
-def _picked(values: Sequence[float] | None, places: Sequence[int]) -> list[float] | None:
-    return None if values is None else [values[place] for place in places]
+    uniforms = (np.random.default_rng(stream).random(size, dtype=np.float32) for stream in streams)
+    decoding = Decoding(memory, sampling, end_ids)
+    draws = [Draw(numbers, sampling.temperature, sampling.min_p) for numbers in uniforms]
+    decoding.begin_at(logits.repeat_interleave(times, dim=0), draws)
+    found: dict[int, SampledResponse] = {}
+    while decoding.rows:
+        found |= decoding.advance()
+    return [found[row] for row in range(len(batch))]

@@ -6,11 +6,14 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
 Answer = TypeVar("Answer")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,56 @@ def ask(calls: Sequence[Callable[[], Any]], expected: type[Answer]) -> list[Answ
     return [_checked(answer, expected) for answer in answers]
 
 
+class PendingCalls(Generic[Key]):
+    """Calls whose answers are taken when they are there: coroutines run while others go on.
+
+    A plain call is made, and answered, at once.
+    """
+
+    def __init__(self) -> None:
+        self._ready: list[tuple[Key, Any]] = []
+        self._waiting: dict[Future[Any], tuple[Key, type[Any]]] = {}
+
+    def start(self, key: Key, call: Callable[[], Any], expected: type[Answer]) -> None:
+        """Make a call.
+
+        Args:
+            key: what its answer is known by.
+            call: `reset` or `step` of one environment, with the arguments bound.
+            expected: class of a right answer.
+        """
+        answer = _call(call)
+        if inspect.isawaitable(answer):
+            future = asyncio.run_coroutine_threadsafe(_settled(answer), _event_loop())
+            self._waiting[future] = (key, expected)
+        else:
+            self._ready.append((key, _checked(answer, expected)))
+
+    def ready(self) -> int:
+        """How many answers are there."""
+        return len(self._ready) + sum(future.done() for future in self._waiting)
+
+    def take(self, wait: bool = False) -> list[tuple[Key, Any]]:
+        """The answers that are there, each with its key: right ones, and a `Failure` for others.
+
+        Args:
+            wait: for one at least, if any call was made.
+        """
+        if wait and not self._ready and self._waiting:
+            futures.wait(self._waiting, return_when=futures.FIRST_COMPLETED)
+        found, self._ready = self._ready, []
+        for future in [each for each in self._waiting if each.done()]:
+            key, expected = self._waiting.pop(future)
+            found.append((key, _checked(future.result(), expected)))
+        return found
+
+    def cancel(self) -> None:
+        """Give up what has not been answered."""
+        for future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+
+
 def _call(call: Callable[[], Any]) -> Any:
     try:
         return call()
@@ -63,6 +116,13 @@ def _checked(answer: Any, expected: type[Answer]) -> Answer | Failure[Answer]:
             TypeError(f"the environment returned {type(answer).__name__}, not {expected.__name__}")
         )
     return answer
+
+
+async def _settled(waiting: Awaitable[Any]) -> Any:
+    try:
+        return await waiting
+    except Exception as error:  # as in `_call`
+        return error
 
 
 def _await_all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:

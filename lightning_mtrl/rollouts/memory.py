@@ -35,20 +35,25 @@ class Memory(Protocol):
     Attributes:
         compact_below: leave finished rows in the step until the share of rows that are still going
             falls to this; 1 takes them out at once.
+        device: where tokens are expected.
     """
 
     compact_below: float
+    device: torch.device
 
     def length(self, row: int) -> int:
         """Tokens that the row holds."""
         ...
 
-    def arrange(self, rows: Sequence[int]) -> list[int]:
-        """The same rows in the order in which `extend` and `step` take and answer them."""
+    def arrange(self, *parts: Sequence[int]) -> list[list[int]]:
+        """The same rows, part by part, in the order in which `extend` and `step` take and answer them.
+
+        `step` takes the first part, or all rows; `extend` all rows, or those from the second part on.
+        """
         ...
 
     def extend(self, rows: Sequence[int], new_ids: Sequence[Sequence[int]]) -> Float[Tensor, "R V"]:
-        """Append one or more tokens to each of the arranged rows; the logits of what follows."""
+        """Append one or more tokens to each of some arranged rows; the logits of what follows."""
         ...
 
     def step(self, rows: Sequence[int], tokens: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
@@ -120,7 +125,7 @@ class PackedMemory:
         self._forward = forward
         self._pad_id = pad_id
         parameter = next(model.parameters())
-        self._device = parameter.device
+        self.device = parameter.device
         self._dtype: torch.dtype = getattr(model, "dtype", parameter.dtype)
         self._cache = cache
         num_rows = cache.placement.num_rows
@@ -134,12 +139,15 @@ class PackedMemory:
     def rewind(self, row: int, length: int) -> None:
         self._lengths[self._place_of[row]] = length
 
-    def arrange(self, rows: Sequence[int]) -> list[int]:
-        """Bring the rows to the front, those that hold something first; only misplaced rows move."""
-        holding = [row for row in rows if self.length(row)]
-        self._bring_forward(holding)
-        self._bring_forward(list(rows))
-        return self._row_at[: len(rows)]
+    def arrange(self, *parts: Sequence[int]) -> list[list[int]]:
+        """Bring the rows to the front, part behind part; only misplaced rows move."""
+        rows: list[int] = []
+        found = []
+        for part in parts:
+            rows += part
+            self._bring_forward(rows)
+            found.append(self._row_at[len(rows) - len(part) : len(rows)])
+        return found
 
     def _bring_forward(self, rows: list[int]) -> None:
         wanted = set(rows)
@@ -158,24 +166,24 @@ class PackedMemory:
         holding = [self.length(row) > 0 for row in rows]
         totals = [self.length(row) + count for row, count in zip(rows, counts, strict=True)]
         self._cache.ensure(max(totals))
-        new_ids = self._share_prefix(holding.count(True), new_ids)
+        place, holders = self._place_of[rows[0]], holding.count(True)
+        new_ids = [*new_ids[:holders], *self._share_prefix(place + holders, new_ids[holders:])]
         counts = [len(ids) for ids in new_ids]
         parts = _parts(counts, totals, holding)
-        return torch.cat([self._prefill(first, new_ids[first:last]) for first, last in parts])
+        return torch.cat([self._prefill(place + first, new_ids[first:last]) for first, last in parts])
 
-    def _share_prefix(self, first: int, new_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    def _share_prefix(self, first: int, fresh: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Compute what all new rows (from place `first` on) begin with once; what is left to be read.
 
         Conversations of one environment usually begin with the same system message.
         """
-        fresh = [list(ids) for ids in new_ids[first:]]
-        shared = _common_length(fresh) if len(fresh) > 1 else 0
+        shared = _common_length([list(ids) for ids in fresh]) if len(fresh) > 1 else 0
         if shared < SHARED_PREFIX:
-            return new_ids
+            return fresh
         self._prefill(first, [fresh[0][:shared]])
-        self._cache.spread(first, len(new_ids), shared)
-        self._lengths[first : len(new_ids)] = shared
-        return [*new_ids[:first], *(ids[shared:] for ids in fresh)]
+        self._cache.spread(first, first + len(fresh), shared)
+        self._lengths[first : first + len(fresh)] = shared
+        return [ids[shared:] for ids in fresh]
 
     def _prefill(self, first: int, new_ids: Sequence[Sequence[int]]) -> Tensor:
         """One ragged forward. Rows are padded at the left, so that the last column is the last token."""
@@ -206,12 +214,12 @@ class PackedMemory:
         positions = self._on_device(places[0])
         slots = positions if places[1] is places[0] else self._on_device(places[1])
         self._cache.placement.aim(first, slots, used)
-        hidden = torch.arange(used, device=self._device) > positions[..., None]
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        hidden = torch.arange(used, device=self.device) > positions[..., None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self.device)
         return self._forward(tokens, positions, real, mask.masked_fill_(hidden, -torch.inf), self._cache)
 
     def _on_device(self, values: Any) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return torch.from_numpy(values).to(self.device)
 
     def repeat(self, rows: int, times: int) -> None:
         self._cache.repeat(rows, times, int(self._lengths[:rows].max()))
@@ -229,7 +237,7 @@ class RecomputedMemory:
     def __init__(self, model: nn.Module, num_rows: int, pad_id: int) -> None:
         self._model = model
         self._pad_id = pad_id
-        self._device = next(model.parameters()).device
+        self.device = next(model.parameters()).device
         self._ids: list[list[int]] = [[] for _ in range(num_rows)]
 
     def length(self, row: int) -> int:
@@ -238,8 +246,8 @@ class RecomputedMemory:
     def rewind(self, row: int, length: int) -> None:
         del self._ids[row][length:]
 
-    def arrange(self, rows: Sequence[int]) -> list[int]:
-        return list(rows)
+    def arrange(self, *parts: Sequence[int]) -> list[list[int]]:
+        return [list(part) for part in parts]
 
     def step(self, rows: Sequence[int], tokens: Int[Tensor, " R"]) -> Float[Tensor, "R V"]:
         return self.extend(rows, tokens[:, None].tolist())
@@ -255,13 +263,13 @@ class RecomputedMemory:
     def _next_logits(self, rows: list[list[int]]) -> Tensor:
         width = max(len(ids) for ids in rows)
         padded = [ids + [self._pad_id] * (width - len(ids)) for ids in rows]
-        ends = torch.tensor([len(ids) - 1 for ids in rows], device=self._device)
-        mask = (torch.arange(width, device=self._device) <= ends[:, None]).long()
-        tokens = torch.tensor(padded, device=self._device)
+        ends = torch.tensor([len(ids) - 1 for ids in rows], device=self.device)
+        mask = (torch.arange(width, device=self.device) <= ends[:, None]).long()
+        tokens = torch.tensor(padded, device=self.device)
         # Only columns in which some row ends meet the head: all logits of a large vocabulary would not fit.
         columns, column_of = ends.unique(return_inverse=True)
         output = self._model(input_ids=tokens, attention_mask=mask, use_cache=False, logits_to_keep=columns)
-        logits: Tensor = output.logits[torch.arange(len(rows), device=self._device), column_of]
+        logits: Tensor = output.logits[torch.arange(len(rows), device=self.device), column_of]
         return logits
 
     def repeat(self, rows: int, times: int) -> None:

@@ -121,8 +121,8 @@ def _compare(model: nn.Module, forward: Forward) -> str:
 
 def _answer(memory: Memory, ids: list[list[int]]) -> Tensor:
     """Logits at the end of two rows that were fed in parts, one of them left out and moved meanwhile."""
-    memory.extend(memory.arrange([2]), [ids[0][:3]])
-    memory.extend(memory.arrange([0]), [ids[1][:2]])
-    rows = memory.arrange([0, 2])
+    memory.extend(memory.arrange([2])[0], [ids[0][:3]])
+    memory.extend(memory.arrange([0])[0], [ids[1][:2]])
+    rows = memory.arrange([0, 2])[0]
     logits = memory.extend(rows, [ids[0][3:] if row == 2 else ids[1][2:] for row in rows])
     return logits if rows == [0, 2] else logits.flip(0)

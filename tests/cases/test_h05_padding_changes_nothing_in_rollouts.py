@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from lightning_mtrl.rollouts import packing
 from lightning_mtrl.rollouts.decoding import SampledResponse
-from lightning_mtrl.rollouts.engine import ConversationEngine, sample_groups
+from lightning_mtrl.rollouts.engine import ConversationEngine, Draw, sample_groups
 from lightning_mtrl.rollouts.memory import RecomputedMemory
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 
@@ -43,8 +43,9 @@ def _engine(model: PreTrainedModel, pad_id: int = 0, rows: int = 8) -> Conversat
 def _respond(engine: ConversationEngine, parts: dict[int, list[int]]) -> dict[int, SampledResponse]:
     """Feed each row its ids; row r draws with stream r."""
     rows = list(parts)
-    numbers = [np.random.default_rng([7, row]).random(7) for row in rows]
-    return dict(zip(rows, engine.respond(rows, list(parts.values()), numbers), strict=True))
+    numbers = (np.random.default_rng([7, row]).random(7) for row in rows)
+    draws = [Draw(each, SAMPLING.temperature, SAMPLING.min_p) for each in numbers]
+    return dict(zip(rows, engine.respond(rows, list(parts.values()), draws), strict=True))
 
 
 def _plain(model: PreTrainedModel, prompt: list[int], ids: tuple[int, ...]) -> list[float]:

@@ -426,3 +426,39 @@ def test_a_later_prompt_that_leaves_no_room_is_dropped_and_counted() -> None:
     rollouts = _collector(Long(), rows=2).collect(model, conversations=8, seed=0, policy="p")
     assert rollouts.dropped == {"the first prompt does not fit the context": 1}
     assert _said(rollouts.conversations) == _said([c for c in everyone if c.seed != long_seed])
+
+
+class Latecomer:
+    """One conversation's environment answers only when another conversation is over."""
+
+    over: asyncio.Event
+
+    def reset(self, seed: int) -> Observation:
+        self.number = int(seed)
+        self.left = 3
+        return Observation("7 8")
+
+    async def step(self, response: str | None) -> Transition:
+        self.left -= 1
+        if self.waits:
+            await asyncio.wait_for(Latecomer.over.wait(), 20)
+        elif self.left == 0:
+            Latecomer.over.set()
+        return Transition("7", reward=1.0, terminated=self.left == 0 or self.waits)
+
+    def __deepcopy__(self, memo: Any) -> Latecomer:
+        # The first copy that is made belongs to the first conversation.
+        copied = Latecomer()
+        copied.waits = not Latecomer.copies
+        Latecomer.copies += 1
+        return copied
+
+    waits = False
+    copies = 0
+
+
+def test_a_slow_environment_does_not_hold_up_the_other_conversations() -> None:
+    Latecomer.over, Latecomer.copies = asyncio.Event(), 0
+    rollouts = _collector(Latecomer(), rows=4).collect(_model(), conversations=4, seed=0, policy="p")
+    assert rollouts.dropped == {}
+    assert [len(c.turns) for c in rollouts.conversations] == [1, 3, 3, 3]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from transformers import (
 
 from lightning_mtrl.rollouts import linears
 from lightning_mtrl.rollouts.decoding import SampledResponse
-from lightning_mtrl.rollouts.engine import ConversationEngine, sample_groups
+from lightning_mtrl.rollouts.engine import ConversationEngine, Draw, sample_groups
 from lightning_mtrl.rollouts.lean import LeanDecoder
 from lightning_mtrl.rollouts.memory import PackedMemory, RecomputedMemory, TransformersForward
 from lightning_mtrl.rollouts.packing import Memories, _fastest_forward
@@ -94,6 +95,20 @@ def _engine(model: PreTrainedModel, rows: int = 8, **settings: Any) -> Conversat
 
 def _numbers(*key: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.random.default_rng(key).random(9)
+
+
+def _respond(
+    engine: ConversationEngine,
+    rows: Sequence[int],
+    new: Sequence[Sequence[int]],
+    numbers: Sequence[Any],
+    temperatures: Sequence[float] | None = None,
+    min_ps: Sequence[float] | None = None,
+) -> list[SampledResponse]:
+    usual = engine._sampling
+    heats = temperatures or [usual.temperature] * len(numbers)
+    cuts = min_ps or [usual.min_p] * len(numbers)
+    return engine.respond(rows, new, [Draw(*each) for each in zip(numbers, heats, cuts, strict=True)])
 
 
 def _ids(length: int, *key: int) -> list[int]:
@@ -159,7 +174,7 @@ def test_the_lean_forward_has_the_tokens_of_generate_in_either_layout(name: str,
     held: list[list[int]] = [[] for _ in range(8)]
     for turn in range(3):
         new = [_ids(2 + (5 * row + turn) % 11, row, turn) for row in range(8)]
-        responses = engine.respond(range(8), new, [_numbers(0)] * 8)
+        responses = _respond(engine, range(8), new, [_numbers(0)] * 8)
         for row, response in enumerate(responses):
             held[row] += new[row]
             assert list(response.ids) == _generated(model, held[row])
@@ -178,7 +193,7 @@ def test_greedy_tokens_are_those_of_generate_over_turns_and_after_a_row_was_reus
             engine.release(0)
             del held[5], held[0]
         new = [_ids(3 + 5 * (row not in held) + (row * 3 + turn) % 4, row, turn) for row in rows]
-        responses = engine.respond(rows, new, [_numbers(row) for row in rows])
+        responses = _respond(engine, rows, new, [_numbers(row) for row in rows])
         for row, ids, response in zip(rows, new, responses, strict=True):
             before = held.get(row, []) + ids
             assert list(response.ids) == _generated(model, before)
@@ -195,7 +210,7 @@ def test_logprobs_are_those_of_a_plain_forward(name: str, cut: dict[str, float])
     held: list[list[int]] = [[] for _ in range(12)]
     for turn in range(3):
         new = [_ids(2 + (5 * row + turn) % 11, row, turn) for row in range(12)]
-        responses = engine.respond(range(12), new, [_numbers(row, turn) for row in range(12)])
+        responses = _respond(engine, range(12), new, [_numbers(row, turn) for row in range(12)])
         for row, response in enumerate(responses):
             start = len(held[row]) + len(new[row])
             held[row] += new[row] + list(response.ids)
@@ -208,11 +223,11 @@ def test_a_conversation_is_the_same_alone_and_among_others() -> None:
     crowd = _engine(model, rows=40)
     for turn in range(4):
         mine = _ids(4 + turn, 7, turn)
-        by_itself = alone.respond([0], [mine], [_numbers(7, turn)])[0]
+        by_itself = _respond(alone, [0], [mine], [_numbers(7, turn)])[0]
         rows = [row for row in range(39, -1, -1) if row == 17 or (row + turn) % 3]
         new = [mine if row == 17 else _ids(1 + row % 9, row, turn) for row in rows]
         numbers = [_numbers(7 if row == 17 else 100 + row, turn) for row in rows]
-        response = crowd.respond(rows, new, numbers)[rows.index(17)]
+        response = _respond(crowd, rows, new, numbers)[rows.index(17)]
         assert response.ids == by_itself.ids
         assert response.logprobs == pytest.approx(by_itself.logprobs, abs=1e-5)
         for row in rows[::7]:
@@ -226,7 +241,7 @@ def test_rows_grow_past_their_first_slots() -> None:
     held: list[int] = []
     for turn in range(8):
         new = _ids(12, turn)
-        response = engine.respond([2], [new], [_numbers(0)])[0]
+        response = _respond(engine, [2], [new], [_numbers(0)])[0]
         assert list(response.ids) == _generated(model, held + new, ends=[])
         assert not response.finished
         held += new + list(response.ids)
@@ -239,7 +254,7 @@ def test_what_new_conversations_begin_with_is_read_once(name: str) -> None:
     engine = _engine(model, rows=6, temperature=0.0)
     held = {row: _ids(4, row) for row in (0, 1)}
     for row, response in zip(
-        (0, 1), engine.respond([0, 1], list(held.values()), [_numbers(0)] * 2), strict=True
+        (0, 1), _respond(engine, [0, 1], list(held.values()), [_numbers(0)] * 2), strict=True
     ):
         held[row] += response.ids
     seen: list[int] = []
@@ -254,7 +269,7 @@ def test_what_new_conversations_begin_with_is_read_once(name: str) -> None:
         4: [*system, *_ids(5, 8)],
         5: [*system[:30], *_ids(9, 1)],
     }
-    responses = engine.respond(list(new), list(new.values()), [_numbers(0)] * 5)
+    responses = _respond(engine, list(new), list(new.values()), [_numbers(0)] * 5)
     hook.remove()
     # The common part once; the row that goes on, its unread token included; what is left of four new rows.
     assert seen[:3] == [30, 1 + 3, 4 * 15]
@@ -268,17 +283,17 @@ def test_what_new_conversations_begin_with_is_read_once(name: str) -> None:
 
 def test_equal_new_conversations_get_the_same_answer() -> None:
     model, ids = _model("llama"), _ids(30, 3)
-    responses = _engine(model, temperature=0.0).respond(range(8), [ids] * 8, [_numbers(0)] * 8)
+    responses = _respond(_engine(model, temperature=0.0), range(8), [ids] * 8, [_numbers(0)] * 8)
     assert {r.ids for r in responses} == {tuple(_generated(model, ids))}
 
 
 def test_each_row_has_its_own_temperature() -> None:
     model = _model("llama")
     ids, rows = _ids(6, 1), [0, 1, 2]
-    mixed = _engine(model).respond(rows, [ids] * 3, [_numbers(5)] * 3, temperatures=[0.0, 1.0, 3.0])
+    mixed = _respond(_engine(model), rows, [ids] * 3, [_numbers(5)] * 3, temperatures=[0.0, 1.0, 3.0])
     for heat, response in zip((0.0, 1.0, 3.0), mixed, strict=True):
         assert response == _close(
-            _engine(model, temperature=heat).respond([0], [ids], [_numbers(5)])[0], response
+            _respond(_engine(model, temperature=heat), [0], [ids], [_numbers(5)])[0], response
         )
     assert len({r.ids for r in mixed}) == 3
 
@@ -286,14 +301,14 @@ def test_each_row_has_its_own_temperature() -> None:
 def test_each_row_has_its_own_min_p() -> None:
     model, ids = _model("llama"), _ids(6, 1)
     numbers = [_numbers(5)] * 2
-    strict, free = _engine(model, temperature=2.0).respond([0, 1], [ids] * 2, numbers, min_ps=[0.999, 0.0])
+    strict, free = _respond(_engine(model, temperature=2.0), [0, 1], [ids] * 2, numbers, min_ps=[0.999, 0.0])
     assert list(strict.ids) == _generated(model, ids)
-    assert free.ids == _engine(model, temperature=2.0).respond([0], [ids], numbers[:1])[0].ids != strict.ids
+    assert free.ids == _respond(_engine(model, temperature=2.0), [0], [ids], numbers[:1])[0].ids != strict.ids
 
 
 def _close(response: SampledResponse, other: SampledResponse) -> SampledResponse:
     assert response.logprobs == pytest.approx(other.logprobs, abs=1e-5)
-    return SampledResponse(response.ids, other.logprobs, response.finished)
+    return replace(response, logprobs=other.logprobs, drawn_logprobs=other.drawn_logprobs)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "alibi"])
@@ -321,10 +336,10 @@ def test_samples_of_a_prompt_do_not_depend_on_the_batch(name: str) -> None:
 def test_dropout_is_off_while_sampling_and_every_part_keeps_its_mode() -> None:
     model = GPT2LMHeadModel(GPT2Config(**SPECIAL, n_embd=32, n_layer=1, n_head=2, resid_pdrop=0.9))
     model.eval()
-    calm = _engine(model).respond([0], [_ids(5)], [_numbers(1)])
+    calm = _respond(_engine(model), [0], [_ids(5)], [_numbers(1)])
     model.train()
     model.lm_head.eval()
-    assert _engine(model).respond([0], [_ids(5)], [_numbers(1)]) == calm
+    assert _respond(_engine(model), [0], [_ids(5)], [_numbers(1)]) == calm
     assert model.transformer.training
     assert not model.lm_head.training
 
@@ -335,19 +350,66 @@ def test_logits_that_are_not_finite_stop_the_sampling() -> None:
     with torch.no_grad():
         model.lm_head.weight[3] = torch.nan
     with pytest.raises(FloatingPointError, match="not finite"):
-        engine.respond([0], [_ids(5)], [_numbers(1)])
+        _respond(engine, [0], [_ids(5)], [_numbers(1)])
 
 
 def test_misuse_is_refused() -> None:
-    engine = _engine(_model("llama"))
-    with pytest.raises(ValueError, match="twice"):
-        engine.respond([1, 1], [[7], [8]], [_numbers(1)] * 2)
-    with pytest.raises(ValueError, match="fit 200"):
-        engine.respond([1], [_ids(192)], [_numbers(1)])
+    model = _model("llama")
+    with pytest.raises(ValueError, match="responding already"):
+        _respond(_engine(model), [1, 1], [[7], [8]], [_numbers(1)] * 2)
+    with pytest.raises(ValueError, match="must then fit 200"):
+        _respond(_engine(model), [1], [_ids(192)], [_numbers(1)])
     with pytest.raises(ValueError, match="at least one"):
-        engine.respond([1], [[]], [_numbers(1)])
-    with pytest.raises(ValueError, match="uniform"):
-        engine.respond([1], [[7]], [_numbers(1)[:3]])
+        _respond(_engine(model), [1], [[]], [_numbers(1)])
+    with pytest.raises(ValueError, match="as many uniform"):
+        _respond(_engine(model), [1], [[7]], [_numbers(1)[:3]])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "alibi"])
+def test_rows_join_while_others_are_in_the_middle_of_a_response(name: str) -> None:
+    model = _model(name)
+    engine = _engine(model, temperature=0.0, end_ids=(), max_response_tokens=12)
+    said = {row: _ids(5 + row, row) for row in range(4)}
+    late, found = {row: _ids(20 + row, row) for row in (4, 5)}, {}
+    for row, ids in said.items():
+        engine.begin(row, ids, Draw(np.zeros(12), 0.0, 0.0))
+    waited = iter([0, 0, 1, *[0] * 99])
+    assert engine.advance(lambda: next(waited)) == {}
+    assert engine.responding == set(said)
+    for row, ids in late.items():
+        engine.begin(row, ids, Draw(np.zeros(12), 0.0, 0.0))
+    while engine.responding:
+        found |= engine.advance()
+    # The early ones had sampled three tokens when the others came, so they are finished first.
+    assert list(found) == [0, 1, 2, 3, 4, 5]
+    for row, ids in (said | late).items():
+        assert list(found[row].ids) == _generated(model, ids, new=12, ends=[])
+        assert engine.length(row) == len(ids) + 12
+
+
+@pytest.mark.parametrize("cut", [{"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.8}, {"top_k": 3}])
+def test_the_distribution_that_was_drawn_from_is_kept_too(cut: dict[str, float]) -> None:
+    model, ids = _model("llama"), _ids(6, 1)
+    for seed in range(5):
+        response = _respond(_engine(model, **cut), [0], [ids], [_numbers(seed)])[0]
+        held = [*ids, *response.ids]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([held])).logits[0, len(ids) - 1 : -1].double()
+        for scores, token, logprob in zip(logits, response.ids, response.drawn_logprobs, strict=True):
+            assert logprob == pytest.approx(_log_share(scores, token, **cut), abs=1e-4)
+
+
+def _log_share(
+    scores: torch.Tensor, token: int, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0
+) -> float:
+    """By hand: the token's share among those that were kept."""
+    ordered = (scores / temperature).softmax(-1).sort(descending=True)
+    kept: list[tuple[int, float]] = []
+    for index, share in zip(ordered.indices.tolist(), ordered.values.tolist(), strict=True):
+        if sum(p for _, p in kept) >= top_p or len(kept) == (top_k or len(scores)):
+            break
+        kept.append((index, share))
+    return float(np.log(dict(kept)[token] / sum(p for _, p in kept)))
 
 
 @pytest.mark.real_lm
@@ -363,7 +425,7 @@ def test_a_real_model_says_greedily_what_generate_says(smollm2_folder: Path) -> 
             tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
             for text in questions
         ]
-        for row, response in enumerate(engine.respond(range(3), new, [_numbers(0)] * 3)):
+        for row, response in enumerate(_respond(engine, range(3), new, [_numbers(0)] * 3)):
             held[row] += new[row]
             assert list(response.ids) == _generated(model, held[row], ends=[end])
             held[row] += response.ids
