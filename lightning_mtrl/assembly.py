@@ -154,8 +154,6 @@ def build_backbone(config: ModelConfig, tiny: str = "sales") -> tuple[Backbone, 
     pi_0 is the base itself, or `model.adapter`; `tiny` brings its own. Which embedded model that name
     stands for is said by `tiny` (see `tiny_model_of`).
     """
-    from peft import LoraConfig
-
     loaded = load_model(
         config.name,
         quantization=config.quantization,
@@ -164,8 +162,14 @@ def build_backbone(config: ModelConfig, tiny: str = "sales") -> tuple[Backbone, 
         trust_remote_code=config.trust_remote_code,
         tiny=tiny,
     )
+    return backbone_on(loaded.model, config, tiny), ChatTokenizer(loaded.tokenizer)
+
+
+def backbone_on(model: PreTrainedModel, config: ModelConfig, tiny: str = "sales") -> Backbone:
+    """Make a backbone of a base model, with pi_0 in its role "policy"; see `build_backbone`."""
+    from peft import LoraConfig
+
     adapter = config.adapter or (str(TINY_MODELS[tiny].adapter) if config.name == "tiny" else None)
-    model = loaded.model
     if adapter and config.fine_tuning == "full":
         model, adapter = _merged(model, adapter), None
     lora = LoraConfig(
@@ -177,12 +181,14 @@ def build_backbone(config: ModelConfig, tiny: str = "sales") -> tuple[Backbone, 
     )
     backbone = Backbone(model, config.fine_tuning, lora, config.gradient_checkpointing)
     backbone.add_role("policy", adapter=adapter)
-    return backbone, ChatTokenizer(loaded.tokenizer)
+    return backbone
 
 
 def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
     from peft import PeftModel
 
+    if model.device.type == "meta":
+        return model  # a plan has no weights, only their shapes
     merged: PreTrainedModel = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     return merged
 

@@ -64,7 +64,7 @@ def _quieten() -> None:
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     for module in ("distributed", "rank_zero"):  # which say several times that there are several processes
         logging.getLogger(f"lightning.fabric.utilities.{module}").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
 
 
 def _failed(message: str, debug: bool, code: int) -> int:

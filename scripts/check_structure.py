@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("loop", "recorder", "assembly", "launching", "parsing", "command_paths"),
+    ("loop", "recorder", "planning", "assembly", "launching", "parsing", "command_paths"),
     ("algorithms", "credit"),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),

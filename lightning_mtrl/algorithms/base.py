@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.processes import Processes
 
@@ -127,6 +128,13 @@ class Algorithm(ABC):
     @abstractmethod
     def modules(self) -> dict[str, tuple[RoleModule, Any]]:
         """Each trained module with its optimizer, by the name used in checkpoints."""
+
+    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+        """The largest passes of evaluation and improvement, for a plan of memory; asked after `setup`.
+
+        By default every module trains on batches of `data.batch_size` whole conversations.
+        """
+        return list(module_passes(self.modules(), extent, extent.batch_size))
 
     def state(self) -> dict[str, Any]:
         """Anything else that a resumed run needs, as JSON."""

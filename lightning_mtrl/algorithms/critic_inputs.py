@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lightning_mtrl.algorithms.base import Context
+from lightning_mtrl.algorithms.workload import Extent, Pass
 from lightning_mtrl.batch import ConversationBatch, TurnFeatures, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.q_critic import QCritic
@@ -97,6 +99,23 @@ class CriticInputs:
         chat = self.context.chat
         batch = collate(conversations, chat.pad_id, chat.header_ids)
         return batch.to(self.context.fabric.device)
+
+
+def critic_passes(critic: QCritic, extent: Extent, rows: int, key: str) -> list[Pass]:
+    """The largest passes that fit, measure and probe a critic, for a plan of memory.
+
+    Args:
+        critic: whose passes.
+        extent: how large conversations get.
+        rows: conversations in one training pass.
+        key: the setting that says so.
+    """
+    measured = min(SCORING_BATCH, extent.conversations)
+    scoring = Pass("evaluate", "critic", critic.role, measured, extent.tokens, layer=critic.layer)
+    if not critic.owns_role:
+        return [scoring]
+    trained = min(rows, extent.conversations)
+    return [replace(scoring, rows=trained, trains=True, key=key), scoring]
 
 
 def _by_length(conversations: Sequence[Conversation]) -> list[list[int]]:

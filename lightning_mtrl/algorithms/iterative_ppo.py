@@ -20,14 +20,16 @@ import torch
 from lightning_mtrl import ranges
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
 from lightning_mtrl.algorithms.coverage import coverage
-from lightning_mtrl.algorithms.critic_inputs import CriticInputs
+from lightning_mtrl.algorithms.critic_inputs import CriticInputs, critic_passes
 from lightning_mtrl.algorithms.diagnostics import diagnose
 from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator
 from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
 from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, predict
 from lightning_mtrl.algorithms.policy_improvement import SingleTurnImprover
 from lightning_mtrl.algorithms.ranges import expect
+from lightning_mtrl.algorithms.round_passes import round_passes
 from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.figures import calibration_figure
 from lightning_mtrl.modules.base import RoleModule
@@ -170,6 +172,12 @@ class IterativePPO(Algorithm):
         """Critic and policy, and the value head where the estimator has one."""
         steppers = {"critic": self.critic_stepper, "policy": self.policy_stepper, "value": self.value_stepper}
         return {name: (s.module.module, s.optimizer) for name, s in steppers.items() if s is not None}
+
+    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+        """The critic reads whole conversations; the policy a state and its responses in one row."""
+        rows = self.evaluation.micro_batch_size or extent.batch_size
+        evaluated = critic_passes(self.critic, extent, rows, "evaluation.micro_batch_size")
+        return [*evaluated, *round_passes(self.improvement, self.critic, self.improver.value, extent)]
 
     def state(self) -> dict[str, Any]:
         """The fixed set of turns, Q on it, and how it has changed."""

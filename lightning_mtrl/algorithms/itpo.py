@@ -27,8 +27,14 @@ from lightning_mtrl.algorithms.conversation_estimators import RLOO, Conversation
 from lightning_mtrl.algorithms.fresh import CreditedRollouts, credited, fresh_rollouts
 from lightning_mtrl.algorithms.itpo_config import ITPOConfig
 from lightning_mtrl.algorithms.mixing import mixed_advantages, reward_streams
-from lightning_mtrl.algorithms.passes import group_minibatches, of_similar_length, token_values
+from lightning_mtrl.algorithms.passes import (
+    group_minibatches,
+    of_similar_length,
+    similar_rows,
+    token_values,
+)
 from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import CreditAssigner
@@ -130,6 +136,18 @@ class ITPO(Algorithm):
         steppers = {"policy": self.policy_stepper, "value": self.value_stepper}
         own = {name: (s.module.module, s.optimizer) for name, s in steppers.items() if s is not None}
         return {**own, **self.credit.modules()}
+
+    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+        """pi_0 scores whole conversations, the credit assigner learns from them, then the policy does."""
+        s, tokens, scored = self.settings, extent.tokens, extent.sampled_tokens
+        scoring = similar_rows(extent, extent.conversations, None)
+        rows = similar_rows(extent, s.minibatch_groups * extent.group_size, s.micro_batch_size)
+        own = {name: found for name, found in self.modules().items() if name in ("policy", "value")}
+        return [
+            Pass("evaluate", INITIAL, INITIAL, scoring, tokens, scored, merged=True),
+            *self.credit.workload(extent),
+            *module_passes(own, extent, rows, "settings.micro_batch_size"),
+        ]
 
     def state(self) -> dict[str, Any]:
         """What the credit assigner remembers."""

@@ -15,6 +15,7 @@ from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.batch import ConversationBatch, ImprovementBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.base import RoleModule
@@ -103,6 +104,11 @@ class OutcomeOnly(Algorithm):
     def modules(self) -> dict[str, tuple[RoleModule, Any]]:
         """The policy alone."""
         return {"policy": (self.stepper.module.module, self.stepper.optimizer)}
+
+    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+        """Whole conversations, as many as go through the model together."""
+        rows = self.settings.micro_batch_size or extent.batch_size
+        return list(module_passes(self.modules(), extent, rows, "settings.micro_batch_size"))
 
 
 def outcome_batch(batch: ConversationBatch, baseline: float) -> ImprovementBatch:

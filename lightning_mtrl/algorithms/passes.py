@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lightning_mtrl.algorithms.base import Context
+from lightning_mtrl.algorithms.workload import Extent
 from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, TokenBatch
 from lightning_mtrl.modules.base import scored_logprobs
 from lightning_mtrl.processes import Processes
@@ -109,6 +110,17 @@ def slices(number: int, at_most: int, processes: Processes) -> list[slice]:
     """All rows in order, `at_most` in a pass, and a pass for every process if there are so many rows."""
     size = max(1, min(at_most, math.ceil(number / processes.size)))
     return [slice(start, start + size) for start in range(0, number, size)]
+
+
+def similar_rows(extent: Extent, step: int, rows: int | None) -> int:
+    """The most conversations of full length that `of_similar_length` puts into one pass.
+
+    Args:
+        extent: how large conversations get.
+        step: conversations that it is given.
+        rows: at most so many, as there.
+    """
+    return min(step, extent.conversations, rows or max(1, TOKENS_IN_PASS // max(1, extent.tokens)))
 
 
 def of_similar_length(batch: TokenBatch, rows: int | None = None) -> Iterator[Int[Tensor, " R"]]:

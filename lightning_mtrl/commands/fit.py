@@ -2,22 +2,25 @@
 
 A new run takes its configuration from --config files and options. With --resume it takes that of the run
 and goes on from its newest checkpoint; only loop.* and fabric.* can then change, as to add iterations.
+With --plan nothing runs: the memory that the run would take is printed, found out without loading weights.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
 
 from lightning_mtrl.command_line import option_values, refuse_empty_paths
 from lightning_mtrl.command_paths import expect_writable
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.parsing import load_config, parse_run, to_yaml
+from lightning_mtrl.parsing import ParsedRun, load_config, parse_run, to_yaml
 from lightning_mtrl.runs.atomic import write_text
 from lightning_mtrl.runs.folder import RunFolder
 
@@ -35,7 +38,9 @@ def main(arguments: Sequence[str]) -> None:
     if folder is not None:
         arguments = [f"--config={folder.config}", *arguments]
     parsed = parse_run("fit", __doc__ or "", arguments, _add_options)
-    if folder is not None:
+    if parsed.options.plan:
+        _plan(parsed)
+    elif folder is not None:
         _resume(parsed.config, folder)
     else:
         _start(parsed.config, parsed.name)
@@ -43,6 +48,26 @@ def main(arguments: Sequence[str]) -> None:
 
 def _add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--resume", type=str | None, help="folder of a run to go on with")
+    parser.add_argument(
+        "--plan", nargs="?", const="table", choices=("table", "json"),
+        help="print the memory that the run would take, as a table or as JSON, and run nothing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--plan_tokens", type=PositiveInt | None,
+        help="tokens of the longest conversation to plan for; null: what the configuration allows",
+    )  # fmt: skip
+
+
+def _plan(parsed: ParsedRun) -> None:
+    from lightning_mtrl.planning.plan import plan_memory
+    from lightning_mtrl.planning.record import as_json
+    from lightning_mtrl.planning.table import show
+
+    plan = plan_memory(parsed.config, parsed.options.plan_tokens)
+    if parsed.options.plan == "json":
+        print(json.dumps(as_json(plan), indent=2))
+    else:
+        show(plan)
 
 
 def _start(config: RunConfig, name: str) -> None:

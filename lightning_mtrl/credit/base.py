@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lightning_mtrl import objectives
+from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.prm_config import PRMConfig
@@ -75,6 +76,10 @@ class CreditAssigner(ABC):
     def modules(self) -> dict[str, tuple[RoleModule, Any]]:
         """Each trained module with its optimizer, by the name used in checkpoints."""
         return {}
+
+    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+        """The largest passes of `fit` and `assign`, for a plan of memory; asked after `setup`."""
+        return list(module_passes(self.modules(), extent, extent.batch_size))
 
     def figures(self) -> dict[str, Figure]:
         """What there is to see at the end of a run, by name."""

@@ -11,8 +11,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lightning_mtrl import objectives
-from lightning_mtrl.algorithms.passes import group_minibatches, of_similar_length, referenced, token_values
+from lightning_mtrl.algorithms.passes import (
+    group_minibatches,
+    of_similar_length,
+    referenced,
+    similar_rows,
+    token_values,
+)
 from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import CreditAssigner
@@ -89,6 +96,18 @@ class ImplicitCredit(CreditAssigner):
     def modules(self) -> dict[str, tuple[RoleModule, Any]]:
         """pi_phi."""
         return {"prm": (self.module, self.stepper.optimizer)}
+
+    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+        """pi_phi learns from whole conversations, then scores them."""
+        step = self.prm.minibatch_groups * extent.group_size
+        rows = (
+            step
+            if self.module.objective.whole_step
+            else similar_rows(extent, step, self.prm.micro_batch_size)
+        )
+        scoring = similar_rows(extent, extent.conversations, None)
+        passes = list(module_passes(self.modules(), extent, rows, "prm.micro_batch_size"))
+        return [*passes, *(replace(p, rows=scoring, trains=False, merged=True) for p in passes)]
 
     def state(self) -> dict[str, Any]:
         """The fixed conversations, and the rewards that their tokens had."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_mtrl import objectives
-from lightning_mtrl.algorithms.critic_inputs import CriticInputs
+from lightning_mtrl.algorithms.critic_inputs import CriticInputs, critic_passes
 from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, predict
 from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import Credit, CreditAssigner, turn_ends, turn_mask
@@ -86,6 +87,11 @@ class QDifference(CreditAssigner):
             potential[row, len(q)] = batch.outcome[row]
         rewards = objectives.place_turn_rewards(potential.diff(dim=1), batch.turn_index)
         return Credit(rewards, turn_ends(batch), includes_outcome=True)
+
+    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+        """The critic's."""
+        rows = self.evaluation.micro_batch_size or extent.batch_size
+        return [*critic_passes(self.critic, extent, rows, "evaluation.micro_batch_size")]
 
     def modules(self) -> dict[str, tuple[RoleModule, Any]]:
         """The critic."""

@@ -7,7 +7,7 @@ that knows adapters exist; everybody else asks for hidden states of a role.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -171,6 +171,10 @@ class Backbone(nn.Module):
         finally:
             model.train(training)
 
+    def adapted_layers(self, role: str) -> list[LoraLayer]:
+        """The layers that have an adapter of a role; none with full fine-tuning."""
+        return [layer for layer in self._layers if role in layer.lora_A]
+
     @contextmanager
     def only_trainable(self, role: str) -> Iterator[None]:
         """Only this role's weights require gradients, for the moment when a module is set up for DDP."""
@@ -202,7 +206,7 @@ class Backbone(nn.Module):
         """A copy of a role's weights on the CPU."""
         return {name: p.detach().cpu().clone() for name, p in self.named_parameters_of(role).items()}
 
-    def load_state_of(self, role: str, state: dict[str, Tensor]) -> None:
+    def load_state_of(self, role: str, state: Mapping[str, Tensor]) -> None:
         """Put weights from `state_of` into a role.
 
         Raises:
@@ -222,9 +226,11 @@ class Backbone(nn.Module):
 
     def copy_role(self, source: str, target: str) -> None:
         """Give `target` the weights of `source`."""
-        self.load_state_of(target, self.state_of(source))
+        self.load_state_of(target, self.named_parameters_of(source))
 
     def _load_folder(self, role: str, adapter: str) -> None:
+        if self.device.type == "meta":
+            return  # a plan has no weights, only their shapes
         try:
             self.load_state_of(role, load_peft_weights(adapter, device="cpu"))
         except UserError as error:

@@ -90,6 +90,38 @@ def load_model(
     return LoadedModel(_weights(source, kind, _nf4(kind)), chat, name)
 
 
+def blank_model(
+    name: str,
+    *,
+    dtype: str = "float32",
+    gguf_file: str | None = None,
+    trust_remote_code: bool = False,
+    tiny: str = "sales",
+) -> PreTrainedModel:
+    """A model of the right shapes without weights, on the device "meta"; only its configuration is read.
+
+    Args:
+        name: as in `load_model`.
+        dtype: of its weights, unless they are in 4 bits.
+        gguf_file: name of a GGUF file inside the folder or Hub repository; its metadata is read.
+        trust_remote_code: run Python code that comes with the model.
+        tiny: which embedded model "tiny" stands for.
+
+    Raises:
+        UserError: if the model cannot be found, or its configuration not be read.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    place = TINY_MODELS[tiny].folder if name == "tiny" else Path(name).expanduser()
+    source = _found(name, place, gguf_file, trust_remote_code)
+    with _explained(source, "its configuration"), torch.device("meta"):
+        config = AutoConfig.from_pretrained(source.place, **source.options)
+        kind = getattr(torch, dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=trust_remote_code)
+    blank: PreTrainedModel = model
+    return blank
+
+
 def _found(name: str, path: Path, gguf_file: str | None, trust_remote_code: bool) -> _Source:
     """Look at what is on the disk; anything else is taken for a Hub id."""
     if path.is_file() and path.suffix == ".gguf":

@@ -85,6 +85,15 @@ def _config(model: nn.Module) -> Any:
 
 def _reason_against_packing(model: nn.Module, context_length: int) -> str | None:
     """What speaks against packed keys and values; None when nothing does."""
+    if reason := reason_in_config(model, context_length):
+        return reason
+    if model not in _disagreement:
+        _disagreement[model] = _compare(model, TransformersForward(model))
+    return _disagreement[model] or None
+
+
+def reason_in_config(model: nn.Module, context_length: int) -> str | None:
+    """What a model's configuration says against packed keys and values; None when it says nothing."""
     config = _config(model)
     for layer in DynamicCache(config=config).layers:
         if isinstance(layer, DynamicSlidingWindowLayer) and layer.sliding_window >= context_length:
@@ -95,9 +104,7 @@ def _reason_against_packing(model: nn.Module, context_length: int) -> str | None
         return "it has local attention"
     if any(kind in repr(getattr(config, "rope_parameters", None)) for kind in ("'dynamic'", "'longrope'")):
         return "its rotary positions change with the length of the longest row"
-    if model not in _disagreement:
-        _disagreement[model] = _compare(model, TransformersForward(model))
-    return _disagreement[model] or None
+    return None
 
 
 def _compare(model: nn.Module, forward: Forward) -> str:

@@ -1,0 +1,39 @@
+"""What a round of single-turn improvement puts through the model at most."""
+
+from __future__ import annotations
+
+from lightning_mtrl.algorithms.policy_improvement import SCORING_STATES, ImprovementConfig
+from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
+from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.modules.value_head import ValueHead
+
+
+def round_passes(
+    config: ImprovementConfig, critic: QCritic, value: ValueHead | None, extent: Extent
+) -> list[Pass | Sampling]:
+    """Sampling, scoring and training of a round, for a plan of memory; a row is a state with its responses.
+
+    Args:
+        config: of the improvement.
+        critic: scores the responses.
+        value: the value head, where there is one.
+        extent: how large conversations get.
+    """
+    states, samples = max(config.states, config.certificate_states), config.samples
+    # The longest state lacks the last response of the longest conversation.
+    tokens = extent.tokens + (samples - 1) * extent.response_tokens
+    scored = samples * extent.response_tokens
+    sampled = min(extent.rows, states * samples)
+    read = -(-sampled // samples) * (extent.tokens - extent.response_tokens)
+    scoring, states_key = min(SCORING_STATES, states), "improvement.states"
+    rows = min(config.micro_batch_states or config.minibatch_states, config.states)
+    key = "improvement.micro_batch_states"
+    found: list[Pass | Sampling] = [
+        Sampling("improve", sampled, extent.tokens, read),
+        Pass("improve", "critic", critic.role, scoring, tokens, layer=critic.layer, key=states_key),
+        Pass("improve", "reference", "reference", scoring, tokens, scored, key=states_key),
+        Pass("improve", "policy", "policy", rows, tokens, scored, trains=True, key=key),
+    ]
+    if value is not None:
+        found.append(Pass("improve", "value", value.role, rows, tokens, trains=value.owns_role, key=key))
+    return found

@@ -1,0 +1,1 @@
+"""What a run will take, found out before it begins."""

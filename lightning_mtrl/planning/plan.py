@@ -1,0 +1,271 @@
+"""The memory that a run will take, by phase and by what it is for, from its configuration alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
+from lightning_mtrl.config import RunConfig
+from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.modules.base import RoleModule
+from lightning_mtrl.planning.blank_run import BlankRun, blank_run
+from lightning_mtrl.planning.devices import Device, device_of, libraries_bytes
+from lightning_mtrl.planning.passes import PassMemory, pass_memory, sampling_memory
+from lightning_mtrl.planning.pretend import Pretence
+
+PHASES = ("collect", "evaluate", "improve", "validate")
+PROMPT_TOKENS = 512  # room for what stands before the first response, where nothing is known of it
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the memory of a phase.
+
+    Attributes:
+        name: what it is for.
+        size: bytes.
+        key: the setting that makes it smaller; empty for none.
+    """
+
+    name: str
+    size: int
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One of the things that a phase does; only the largest of them counts.
+
+    Attributes:
+        phase: in which it happens.
+        name: what it is, such as "train policy".
+        shape: rows and tokens.
+        parts: what it needs besides weights and optimizer state.
+        activations: without and with `model.gradient_checkpointing`, in bytes; None where nothing is trained.
+    """
+
+    phase: str
+    name: str
+    shape: str
+    parts: tuple[Part, ...]
+    activations: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(part.size for part in self.parts)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What a run will take.
+
+    Attributes:
+        device: where.
+        tokens: of the longest conversation that this is for.
+        held: what is there in every phase: libraries, base, roles, optimizer state.
+        steps: what the phases do.
+    """
+
+    device: Device
+    tokens: int
+    held: tuple[Part, ...]
+    steps: tuple[Step, ...]
+
+    def largest(self, phase: str) -> Step:
+        """The step of a phase that needs the most."""
+        nothing = Step(phase, "nothing", "", ())
+        return max(
+            (step for step in self.steps if step.phase == phase), key=lambda s: s.size, default=nothing
+        )
+
+    def total(self, phase: str) -> int:
+        """Bytes of a phase at its peak."""
+        return sum(part.size for part in self.held) + self.largest(phase).size
+
+    @cached_property
+    def peak_phase(self) -> str:
+        """The phase that needs the most."""
+        return max(PHASES, key=self.total)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the whole run at its peak."""
+        return self.total(self.peak_phase)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has as much; None where that is not known."""
+        return None if self.device.size is None else self.peak <= self.device.size
+
+    @property
+    def advice(self) -> list[Part]:
+        """What makes the peak smaller, the largest part first; one for each setting."""
+        found: dict[str, Part] = {}
+        parts = [*self.held, *self.largest(self.peak_phase).parts]
+        for part in sorted(parts, key=lambda part: -part.size):
+            if part.key and part.size:
+                found.setdefault(part.key, part)
+        return list(found.values())
+
+
+def plan_memory(config: RunConfig, tokens: int | None = None) -> MemoryPlan:
+    """Find out what a run will take; no weights are loaded and nothing is sampled.
+
+    Args:
+        config: of the run.
+        tokens: of the longest conversation; None for what the configuration allows at most.
+
+    Raises:
+        UserError: if a part of the configuration cannot work.
+    """
+    run = blank_run(config)
+    device = device_of(config.fabric.accelerator)
+    extent = _extent(run, tokens)
+    held = (Part("libraries", libraries_bytes(device)), *_weights(run))
+    return MemoryPlan(device, extent.tokens, held, tuple(_Steps(run, device, extent).all()))
+
+
+def _extent(run: BlankRun, tokens: int | None) -> Extent:
+    """How large conversations get: observations are taken to be no longer than responses."""
+    data, limit = run.config.data, run.context.context_length
+    sampled = data.max_turns * data.max_response_tokens
+    longest = min(limit, tokens or 2 * sampled + PROMPT_TOKENS)
+    return Extent(
+        tokens=longest,
+        sampled_tokens=min(longest, sampled),
+        response_tokens=min(longest, data.max_response_tokens),
+        conversations=data.conversations,
+        batch_size=data.batch_size,
+        group_size=data.group_size,
+        rows=data.rows,
+    )
+
+
+def _weights(run: BlankRun) -> Iterator[Part]:
+    """What holds numbers for the whole run: base, roles, heads, optimizer state."""
+    backbone, modules = run.backbone, run.algorithm.modules()
+    four_bits = run.config.model.quantization == "nf4" or backbone.full
+    yield Part("base weights", run.base, "model.dtype" if four_bits else "model.quantization")
+    key = "model.fine_tuning" if backbone.full else "model.lora_rank"
+    for role in backbone.roles:
+        kind = "copy" if backbone.full else "adapter"
+        yield Part(f"{role}: {kind}", _bytes(backbone.parameters_of(role)), key)
+    for name, (module, _) in modules.items():
+        if heads := _bytes(_heads(module)):
+            yield Part(f"{name}: head", heads)
+    for name, (_, optimizer) in modules.items():
+        yield Part(f"{name}: optimizer state", optimizer_bytes(optimizer), key)
+
+
+def _heads(module: RoleModule) -> list[nn.Parameter]:
+    return [p for name, p in module.named_parameters() if not name.startswith("backbone.")]
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def optimizer_bytes(optimizer: Any) -> int:
+    """Bytes of the state that an optimizer keeps after its first step, found by taking one without numbers.
+
+    Args:
+        optimizer: of weights on the device "meta"; may be wrapped by Fabric.
+    """
+    plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    groups: list[dict[str, Any]] = []
+    for group in plain.param_groups:
+        weights = [nn.Parameter(weight.detach()) for weight in group["params"]]
+        for weight in weights:
+            weight.grad = torch.empty_like(weight)
+        groups.append({**group, "params": weights})
+    kind: Any = type(plain)
+    twin = kind(groups)
+    twin.step()
+    kept = [value for state in twin.state.values() for value in state.values()]
+    return _bytes(value for value in kept if isinstance(value, torch.Tensor))
+
+
+class _Steps:
+    """The steps of all phases, each pretended once."""
+
+    def __init__(self, run: BlankRun, device: Device, extent: Extent) -> None:
+        self.run, self.extent, self.backbone = run, extent, run.backbone
+        self.modules = run.algorithm.modules()
+        model = run.config.model
+        self.checkpointing = model.gradient_checkpointing
+        # Another device multiplies weights in 4 bits without merging an adapter into them.
+        self.merges = not self.backbone.full and (model.quantization == "none" or device.kind == "cpu")
+        self.merged = Part("merged weights", _adapted_bytes(self.backbone) if self.merges else 0)
+        self.gradients = {name: _bytes(m.own_parameters()) for name, (m, _) in self.modules.items()}
+        self.work = run.algorithm.workload(extent)
+        mixed = run.config.fabric.precision.endswith("-mixed")
+        self.pretence = Pretence(self.backbone, torch.bfloat16 if mixed else None)
+        self._known: dict[tuple[Pass, bool], PassMemory] = {}
+
+    def all(self) -> Iterator[Step]:
+        """In the order of the phases."""
+        data, validation = self.run.config.data, self.run.config.validation
+        yield self._sampling(self._collected("collect", data.conversations))
+        for wanted in dict.fromkeys(self.work):
+            yield self._sampling(wanted) if isinstance(wanted, Sampling) else self._pass(wanted)
+        yield self._sampling(self._collected("validate", validation.conversations))
+
+    def _collected(self, phase: str, conversations: int) -> Sampling:
+        rows, extent = min(self.extent.rows, conversations), self.extent
+        first = max(1, extent.tokens - 2 * extent.sampled_tokens)
+        return Sampling(phase, rows, extent.tokens, rows * min(first, PROMPT_TOKENS))
+
+    def _sampling(self, wanted: Sampling) -> Step:
+        context = self.run.context
+        found = sampling_memory(
+            self.pretence, self.backbone, wanted, context.sampling, context.context_length, self.merges
+        )
+        parts = (
+            self.merged,
+            Part("keys and values", found.cache, wanted.key),
+            Part("activations", found.activations, wanted.key),
+        )
+        return Step(wanted.phase, "sample", f"{wanted.rows} x {wanted.tokens}", parts)
+
+    def _pass(self, wanted: Pass) -> Step:
+        found, activations, key = self._memory(wanted, self.checkpointing), None, wanted.key
+        if wanted.trains:
+            without, with_it = (self._memory(wanted, on).activations for on in (False, True))
+            activations = (without, with_it)
+            key = key if self.checkpointing else f"model.gradient_checkpointing, {key}"
+        parts = [
+            Part("activations", found.activations, key),
+            Part("log-probabilities", found.logprobs, wanted.key),
+            Part("weights of a layer in full", self.run.largest_layer),
+        ]
+        if wanted.trains:
+            parts.append(Part("gradients", self.gradients.get(wanted.module, 0)))
+        if wanted.merged:
+            parts.append(self.merged)
+        name = f"{'train' if wanted.trains else 'score with'} {wanted.module}"
+        return Step(wanted.phase, name, f"{wanted.rows} x {wanted.tokens}", tuple(parts), activations)
+
+    def _memory(self, wanted: Pass, checkpointing: bool) -> PassMemory:
+        # Adapters are alike, so passes that differ in their names alone need the same.
+        base = wanted.role == "base"
+        alike = replace(wanted, phase="evaluate", module="", role="base" if base else "policy", key="")
+        if (alike, checkpointing) not in self._known:
+            self._known[alike, checkpointing] = pass_memory(
+                self.pretence, self.backbone, alike, checkpointing
+            )
+        return self._known[alike, checkpointing]
+
+
+def _adapted_bytes(backbone: Backbone) -> int:
+    """Bytes of the base's layers that have an adapter."""
+    weights = (
+        cast(torch.Tensor, layer.get_base_layer().weight) for layer in backbone.adapted_layers("policy")
+    )
+    return _bytes({id(weight): weight for weight in weights}.values())
