@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lightning_mtrl.algorithms.base import Context
+from lightning_mtrl.algorithms.passes import rows_in_pass
 from lightning_mtrl.algorithms.workload import Extent, Pass
 from lightning_mtrl.batch import ConversationBatch, TurnFeatures, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.q_critic import QCritic
 
-SCORING_BATCH = 128  # conversations in a pass without gradients
+SCORING_BATCH = 128  # conversations in a pass without gradients, at most
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -101,23 +102,30 @@ class CriticInputs:
         return batch.to(self.context.fabric.device)
 
 
-def critic_passes(critic: QCritic, extent: Extent, rows: int, key: str) -> list[Pass]:
+def critic_passes(critic: QCritic, extent: Extent, rows: int, rows_key: str) -> list[Pass]:
     """The largest passes that fit, measure and probe a critic, for a plan of memory.
 
     Args:
         critic: whose passes.
         extent: how large conversations get.
         rows: conversations in one training pass.
-        key: the setting that says so.
+        rows_key: the setting that says so.
     """
-    measured = min(SCORING_BATCH, extent.conversations)
-    scoring = Pass("evaluate", "critic", critic.role, measured, extent.tokens, layer=critic.layer)
+    measured = min(extent.conversations, rows_in_pass(extent.tokens, SCORING_BATCH))
+    key = "model.context_length"
+    scoring = Pass("evaluate", "critic", critic.role, measured, extent.tokens, layer=critic.layer, key=key)
     if not critic.owns_role:
         return [scoring]
     trained = min(rows, extent.conversations)
-    return [replace(scoring, rows=trained, trains=True, key=key), scoring]
+    return [replace(scoring, rows=trained, trains=True, key=rows_key), scoring]
 
 
 def _by_length(conversations: Sequence[Conversation]) -> list[list[int]]:
     order = sorted(range(len(conversations)), key=lambda place: len(conversations[place].token_ids()))
-    return [order[start : start + SCORING_BATCH] for start in range(0, len(order), SCORING_BATCH)]
+    parts, start = [], 0
+    for end, place in enumerate(order):
+        longest = len(conversations[place].token_ids())
+        if end - start >= rows_in_pass(longest, SCORING_BATCH):
+            parts.append(order[start:end])
+            start = end
+    return [*parts, order[start:]] if order else []

@@ -18,6 +18,7 @@ from lightning_mtrl.modules.base import scored_logprobs
 from lightning_mtrl.processes import Processes
 
 TOKENS_IN_PASS = 16384  # padding included, in a pass without gradients
+SCORED_TOKENS = 2**16  # the same, for passes of a fixed number of rows; few are so long that it counts
 SHORTEST = 0.75  # of the longest conversation of a pass; the rest of its row is padding
 
 Batch = TypeVar("Batch", bound=TokenBatch)
@@ -110,6 +111,11 @@ def slices(number: int, at_most: int, processes: Processes) -> list[slice]:
     """All rows in order, `at_most` in a pass, and a pass for every process if there are so many rows."""
     size = max(1, min(at_most, math.ceil(number / processes.size)))
     return [slice(start, start + size) for start in range(0, number, size)]
+
+
+def rows_in_pass(tokens: int, most: int) -> int:
+    """Rows of so many tokens that are scored together: `most`, or fewer where they are long."""
+    return min(most, max(1, SCORED_TOKENS // max(1, tokens)))
 
 
 def similar_rows(extent: Extent, step: int, rows: int | None) -> int:

@@ -15,7 +15,7 @@ from lightning_mtrl.algorithms.agreement import BehaviourCheck
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.estimators import AdvantageEstimator
 from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
-from lightning_mtrl.algorithms.passes import by_token, slices
+from lightning_mtrl.algorithms.passes import by_token, rows_in_pass, slices
 from lightning_mtrl.algorithms.progress import PhaseProgress
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ImprovementBatch
@@ -28,7 +28,7 @@ from lightning_mtrl.rollouts.datamodule import State
 from lightning_mtrl.rollouts.engine import SampledResponse, sample_groups
 from lightning_mtrl.rollouts.groups import Glue, GroupBatch, group_batch
 
-SCORING_STATES = 64  # states in a pass without gradients
+SCORING_STATES = 64  # states in a pass without gradients, at most
 SAMPLE = 4  # states of a round whose responses' stored log-probabilities are checked
 
 
@@ -211,7 +211,7 @@ class SingleTurnImprover:
         return by_token(score, batch, self._passes(batch), self.processes)
 
     def _passes(self, batch: GroupBatch) -> list[slice]:
-        return slices(len(batch), SCORING_STATES, self.processes)
+        return slices(len(batch), rows_in_pass(batch.input_ids.size(1), SCORING_STATES), self.processes)
 
     def _groups(self, scored: ScoredGroups) -> Int[Tensor, " N"]:
         states, number = scored.q.shape

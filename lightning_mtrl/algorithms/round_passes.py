@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lightning_mtrl.algorithms.policy_improvement import SCORING_STATES, ImprovementConfig
+from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
+from lightning_mtrl.algorithms.passes import rows_in_pass
+from lightning_mtrl.algorithms.policy_improvement import SCORING_STATES
 from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
@@ -25,7 +27,7 @@ def round_passes(
     scored = samples * extent.response_tokens
     sampled = min(extent.rows, states * samples)
     read = -(-sampled // samples) * (extent.tokens - extent.response_tokens)
-    scoring, states_key = min(SCORING_STATES, states), "improvement.states"
+    scoring, states_key = min(rows_in_pass(tokens, SCORING_STATES), states), "improvement.states"
     rows = min(config.micro_batch_states or config.minibatch_states, config.states)
     key = "improvement.micro_batch_states"
     found: list[Pass | Sampling] = [

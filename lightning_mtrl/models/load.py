@@ -78,8 +78,8 @@ def load_model(
         raise ValueError(f"dtype must be 'float32', 'bfloat16' or 'float16', got {dtype!r}")
     kind: torch.dtype = getattr(torch, dtype)
     if name == "tiny" and quantization == "none":
-        model, tokenizer = load_tiny(tiny)
-        return LoadedModel(model.to(kind), tokenizer, name)  # type: ignore[arg-type]  # torch.nn's own stub
+        model, tokenizer = load_tiny(tiny, dtype)
+        return LoadedModel(model, tokenizer, name)
     place = TINY_MODELS[tiny].folder if name == "tiny" else Path(name).expanduser()
     source = _found(name, place, gguf_file, trust_remote_code)
     chat = _tokenizer(source)

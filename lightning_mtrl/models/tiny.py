@@ -71,11 +71,14 @@ def tiny_model_of(environment: object) -> str:
     return name
 
 
-def load_tiny(name: str = "sales") -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A base model in fp32 and its tokenizer, from the files inside the package.
+def load_tiny(
+    name: str = "sales", dtype: str = "float32"
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A base model and its tokenizer, from the files inside the package.
 
     Args:
         name: "sales" or "tasks".
+        dtype: of its weights; the rotary positions stay in fp32.
 
     Raises:
         UserError: if the installation lacks the weights.
@@ -90,7 +93,7 @@ def load_tiny(name: str = "sales") -> tuple[LlamaForCausalLM, PreTrainedTokenize
             f"Install the package again, or rebuild them with: python scripts/build_tiny.py --model {name}"
         )
     transformers_logging.disable_progress_bar()  # a bar that is over at once
-    model = LlamaForCausalLM.from_pretrained(folder, dtype="float32")
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
     return model, PreTrainedTokenizerFast.from_pretrained(folder)
 
 

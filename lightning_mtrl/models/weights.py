@@ -12,10 +12,8 @@ if TYPE_CHECKING:
 # NF4 with double quantization as bitsandbytes stores it (QLoRA, arXiv:2305.14314, section 3): one scale a
 # block of weights, itself in 8 bits with a 32-bit scale a block of scales.
 WEIGHTS_PER_SCALE, SCALES_PER_BLOCK = 64, 256
-# The 16 values of NF4, and the offset of the scales, in fp32.
-BYTES_PER_LAYER = 16 * 4 + 4
-# The 256 values of the scales in fp32, which all layers share.
-SHARED_BYTES = 256 * 4
+# The 16 values of NF4, the 256 values of scales, and the offset of the scales, in fp32.
+BYTES_PER_LAYER = (16 + 256 + 1) * 4
 
 
 def base_bytes(model: PreTrainedModel, four_bits: bool) -> int:
@@ -30,14 +28,14 @@ def base_bytes(model: PreTrainedModel, four_bits: bool) -> int:
     others = (*model.parameters(), *model.buffers())
     plain = sum(tensor.numel() * tensor.element_size() for tensor in others if id(tensor) not in inside)
     stored = sum(nf4_bytes(module.weight.numel()) for module in packed)
-    return plain + stored + (SHARED_BYTES if packed else 0)
+    return plain + stored
 
 
 def nf4_bytes(number: int) -> int:
     """Bytes of one layer with so many weights in NF4 with double quantization.
 
     >>> nf4_bytes(576 * 576)  # 165,888 packed, 5,184 scales in 8 bits, 21 in 32, and the layer's own
-    171224
+    172248
     """
     scales = -(-number // WEIGHTS_PER_SCALE)
     return -(-number // 2) + scales + -(-scales // SCALES_PER_BLOCK) * 4 + BYTES_PER_LAYER

@@ -119,7 +119,7 @@ def sampling_memory(
     """
     backbone.eval()
     model = backbone.causal("base" if merged and not backbone.full else "policy")
-    per_row = -(-wanted.read // wanted.rows)
+    per_row = max(1, -(-wanted.read // wanted.rows))
     together = min(
         wanted.rows, max(1, TOKENS_PER_FORWARD // per_row), max(1, MASK_CELLS_PER_FORWARD // per_row**2)
     )

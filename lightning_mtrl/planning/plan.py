@@ -249,7 +249,7 @@ class _Steps:
             parts.append(Part("gradients", self.gradients.get(wanted.module, 0)))
         if wanted.merged:
             parts.append(self.merged)
-        name = f"{'train' if wanted.trains else 'score with'} {wanted.module}"
+        name = f"{'train' if wanted.trains else 'score'} {wanted.module}"
         return Step(wanted.phase, name, f"{wanted.rows} x {wanted.tokens}", tuple(parts), activations)
 
     def _memory(self, wanted: Pass, checkpointing: bool) -> PassMemory:

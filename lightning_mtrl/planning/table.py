@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -39,7 +40,7 @@ def readable(size: int) -> str:
 
 def _phases(plan: MemoryPlan) -> Table:
     """One row for each part, one column for each phase."""
-    table = Table(title="Expected memory at the peak of each phase", title_justify="left")
+    table = Table(title="Expected memory at the peak of each phase", title_justify="left", box=SIMPLE)
     table.add_column("")
     for phase in PHASES:
         table.add_column(phase, justify="right")
@@ -57,8 +58,9 @@ def _phases(plan: MemoryPlan) -> Table:
 
 def _steps(plan: MemoryPlan) -> Table:
     """What the phases do, each with what it needs for itself."""
-    table = Table(title="What the phases do; the largest of each counts", title_justify="left")
-    for name in ("phase", "step", "rows x tokens"):
+    title = "What the phases do; the largest of each counts"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    for name in ("phase", "step", "size"):
         table.add_column(name)
     for name in ("adds", "activations", "checkpointed"):
         table.add_column(name, justify="right")

@@ -1,0 +1,77 @@
+"""The plan against the resident memory of real runs, each in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import phase_memory
+import pytest
+
+from lightning_mtrl.parsing import load_config
+from lightning_mtrl.planning.plan import PHASES, plan_memory
+
+TOLERANCE = 0.25  # of the measured peak
+TINY = """
+model: {name: tiny, context_length: 256}
+fabric: {accelerator: cpu, threads: 1}
+environment: {class_path: lightning_mtrl.environments.SuggestedResponse, init_args: {size: tiny}}
+data: {conversations: 256, max_turns: 6, max_response_tokens: 16}
+algorithm:
+  class_path: lightning_mtrl.algorithms.IterativePPO
+  init_args:
+    evaluation: {epochs: 1}
+    improvement: {rounds: 1, states: 32, samples: 8, epochs: 1, certificate_states: 16, accept: always}
+    estimator: lightning_mtrl.algorithms.RLOO
+loop: {iterations: 1}
+validation: {conversations: 128}
+loggers: [csv]
+"""
+SMALL = """
+model: {context_length: 1024}
+fabric: {accelerator: cpu, threads: 1}
+environment: {class_path: lightning_mtrl.environments.SuggestedResponse, init_args: {max_turns: 2}}
+data: {conversations: 8, max_turns: 2, rows: 8, max_response_tokens: 16, validation_share: 0.25}
+algorithm:
+  class_path: lightning_mtrl.algorithms.IterativePPO
+  init_args:
+    evaluation: {epochs: 1, micro_batch_size: 4}
+    improvement: {rounds: 1, states: 4, samples: 4, epochs: 1, minibatch_states: 2, certificate_states: 4}
+    estimator: lightning_mtrl.algorithms.RLOO
+loop: {iterations: 1}
+validation: {conversations: 8}
+"""
+
+
+def _compared(text: str, folder: Path, *options: str) -> dict[str, tuple[float, float]]:
+    """Measured and planned MiB of each phase."""
+    config = folder / "config.yaml"
+    config.write_text(text)
+    command = [sys.executable, phase_memory.__file__, str(folder / "run"), str(config), *options]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    truth: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    plan = plan_memory(load_config(config, overrides=options), truth["tokens"])
+    kept = [part.size for part in plan.held if part.name.endswith(("weights", "adapter", "copy"))]
+    assert sum(kept) == truth["weights"]
+    found = {phase: (truth["peaks"][phase] / 2**20, plan.total(phase) / 2**20) for phase in PHASES}
+    print({phase: f"measured {a:.0f} MiB, planned {b:.0f}" for phase, (a, b) in found.items()})
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+def test_peaks_of_the_embedded_model_are_as_planned(tmp_path: Path) -> None:
+    for phase, (measured, planned) in _compared(TINY, tmp_path).items():
+        assert planned == pytest.approx(measured, rel=TOLERANCE), phase
+
+
+@pytest.mark.real_lm
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+@pytest.mark.parametrize("option", ["--model.quantization=none", "--model.quantization=nf4"])
+def test_peaks_of_a_real_model_are_as_planned(smollm2_folder: Path, tmp_path: Path, option: str) -> None:
+    compared = _compared(SMALL, tmp_path, f"--model.name={smollm2_folder}", option)
+    for phase, (measured, planned) in compared.items():
+        assert planned == pytest.approx(measured, rel=TOLERANCE), phase
