@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs
 from lightning_mtrl.algorithms.diagnostics import PROBE_CONVERSATIONS
+from lightning_mtrl.algorithms.passes import rows_in_pass
 from lightning_mtrl.algorithms.policy_improvement import SCORING_STATES, ScoredGroups, SingleTurnImprover
 from lightning_mtrl.conversation import Conversation
 
@@ -95,7 +96,8 @@ def coverage(
 @torch.no_grad()
 def _sampled(improver: SingleTurnImprover, scored: ScoredGroups) -> Float[Tensor, "N H"]:
     batch = scored.batch
-    passes = [slice(start, start + SCORING_STATES) for start in range(0, len(batch), SCORING_STATES)]
+    size = rows_in_pass(batch.input_ids.size(1), SCORING_STATES)
+    passes = [slice(start, start + size) for start in range(0, len(batch), size)]
     with improver.context.fabric.autocast():
         parts = [improver.critic.read_base(batch.rows(rows)) for rows in passes]
     return torch.cat(parts).flatten(0, 1)
