@@ -125,6 +125,11 @@ class PackedLayer(CacheLayerMixin):
         for kept in self.storage:
             kept[here, :, :used] = kept[there, :, :used]
 
+    def move(self, to: Tensor, source: Tensor, used: int) -> None:
+        """Copy the first `used` slots of some rows over those of as many others."""
+        for kept in self.storage:
+            kept[to, :, :used] = kept[source, :, :used]
+
     def repeat(self, rows: int, times: int, used: int) -> None:
         """Turn the first rows a, b, ... into a, a, ..., b, b, ..."""
         for kept in self.storage:
@@ -192,6 +197,12 @@ class PackedCache(Cache):
         for layer in self._filled():
             device = layer.storage[0].device
             layer.swap(torch.tensor(one, device=device), torch.tensor(other, device=device), used)
+
+    def move(self, to: Sequence[int], source: Sequence[int], used: int) -> None:
+        """Copy rows over others whose contents are no longer needed."""
+        for layer in self._filled():
+            device = layer.storage[0].device
+            layer.move(torch.tensor(to, device=device), torch.tensor(source, device=device), used)
 
     def repeat(self, rows: int, times: int, used: int) -> None:
         """Turn the first rows a, b, ... into a, a, ..., b, b, ..."""

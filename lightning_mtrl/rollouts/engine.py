@@ -214,5 +214,8 @@ def _respond_once(
     decoding.begin_at(logits.repeat_interleave(times, dim=0), draws)
     found: dict[int, SampledResponse] = {}
     while decoding.rows:
-        found |= decoding.advance()
+        finished = decoding.advance()
+        for row in finished:
+            memory.rewind(row, 0)  # it says nothing more, so it need not be kept when rows move
+        found |= finished
     return [found[row] for row in range(len(batch))]

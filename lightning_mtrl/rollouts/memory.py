@@ -155,7 +155,12 @@ class PackedMemory:
         if not outside:
             return
         holes = [place for place in range(len(rows)) if self._row_at[place] not in wanted]
-        self._cache.swap(holes, outside, int(self._lengths[holes + outside].max()))
+        kept = [pair for pair in zip(holes, outside, strict=True) if self._lengths[pair[0]]]
+        lost = [pair for pair in zip(holes, outside, strict=True) if not self._lengths[pair[0]]]
+        for pairs, exchange in ((kept, self._cache.swap), (lost, self._cache.move)):
+            if pairs:
+                to, source = (list(places) for places in zip(*pairs, strict=True))
+                exchange(to, source, int(self._lengths[to + source].max()))
         self._lengths[holes + outside] = self._lengths[outside + holes]
         for hole, place in zip(holes, outside, strict=True):
             self._row_at[hole], self._row_at[place] = self._row_at[place], self._row_at[hole]
