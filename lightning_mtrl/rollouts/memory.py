@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_mtrl.rollouts.cache import PackedCache
+from lightning_mtrl.rollouts.forwards import Forward
 
 # Views of the cache end at a multiple of this: attention kernels of GPUs want aligned masks.
 VIEW_BUCKET = 8
@@ -67,50 +68,6 @@ class Memory(Protocol):
     def repeat(self, rows: int, times: int) -> None:
         """Turn the first rows a, b, ... into a, a, ..., b, b, ..."""
         ...
-
-
-class Forward(Protocol):
-    """One forward of a model over new tokens behind what the cache holds."""
-
-    def __call__(
-        self,
-        tokens: Int[Tensor, "R Q"],
-        positions: Int[Tensor, "R Q"],
-        real: Bool[Tensor, "R Q"] | None,
-        mask: Float[Tensor, "R Q S"],
-        cache: PackedCache,
-    ) -> Float[Tensor, "R V"]:
-        """Write the new tokens' keys and values at the cache's placement; the logits behind the last column.
-
-        Args:
-            tokens: padded at the left.
-            positions: 0 on padding.
-            real: False on padding; None where Q is 1 and there is none.
-            mask: added to the attention's scores.
-            cache: aimed at these rows.
-        """
-        ...
-
-
-class TransformersForward:
-    """The model's own forward."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, real: Tensor | None, mask: Tensor, cache: PackedCache
-    ) -> Tensor:
-        output = self._model(
-            input_ids=tokens,
-            attention_mask=mask[:, None],
-            position_ids=positions,
-            cache=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = output.logits[:, -1]
-        return logits
 
 
 class PackedMemory:

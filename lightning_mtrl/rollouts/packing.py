@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from lightning_mtrl.rollouts.cache import PackedCache
+from lightning_mtrl.rollouts.forwards import Forward, TransformersForward
 from lightning_mtrl.rollouts.lean import LeanDecoder
-from lightning_mtrl.rollouts.memory import (
-    Forward,
-    Memory,
-    PackedMemory,
-    RecomputedMemory,
-    TransformersForward,
-)
+from lightning_mtrl.rollouts.memory import Memory, PackedMemory, RecomputedMemory
 
 logger = logging.getLogger(__name__)
 

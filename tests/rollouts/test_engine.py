@@ -34,8 +34,9 @@ from transformers import (
 from lightning_mtrl.rollouts import linears
 from lightning_mtrl.rollouts.decoding import SampledResponse
 from lightning_mtrl.rollouts.engine import ConversationEngine, Draw, sample_groups
+from lightning_mtrl.rollouts.forwards import TransformersForward
 from lightning_mtrl.rollouts.lean import LeanDecoder
-from lightning_mtrl.rollouts.memory import PackedMemory, RecomputedMemory, TransformersForward
+from lightning_mtrl.rollouts.memory import PackedMemory, RecomputedMemory
 from lightning_mtrl.rollouts.packing import Memories, _fastest_forward
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 
