@@ -44,9 +44,9 @@ class FabricConfig:
 
     Attributes:
         accelerator: "cpu", "cuda", "mps", or "auto" for the best one that is there.
-        devices: processes on each node, one a device; or "auto" for all devices.
+        devices: processes on each node, one a device; or "auto" for all devices. `fit` runs several.
         num_nodes: machines.
-        strategy: "auto", "ddp", "fsdp", or any other name that Fabric knows.
+        strategy: "auto" or "ddp"; several processes run with "ddp".
         precision: "32-true", "bf16-mixed", "bf16-true", or any other name that Fabric knows.
         threads: threads of one process on the CPU; null leaves PyTorch's own choice.
     """

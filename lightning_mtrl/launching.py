@@ -18,6 +18,8 @@ from lightning_mtrl.config import FabricConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.processes import Processes
 
+SHARDING = ("fsdp", "deepspeed", "model_parallel")  # in the names of strategies
+
 
 class SummedGradients(DDPStrategy):
     """Fabric's DDP, but modules stay as they are, and the stepper sums gradients once an optimizer step.
@@ -65,6 +67,12 @@ def _started(fabric: Fabric, config: FabricConfig) -> tuple[Fabric, Processes]:
 
 
 def _fabric(config: FabricConfig, loggers: Sequence[Any]) -> Fabric:
+    if any(name in config.strategy for name in SHARDING):
+        raise UserError(
+            f"fabric.strategy is {config.strategy!r}, which keeps a part of the weights on each device, but "
+            f"here every process has all of them. Pass --fabric.strategy ddp, with --model.fine_tuning lora "
+            f"if full fine-tuning does not fit."
+        )
     with _explained(config):
         fabric = _made(config, config.strategy, loggers)
         if fabric.world_size == 1:
@@ -73,8 +81,8 @@ def _fabric(config: FabricConfig, loggers: Sequence[Any]) -> Fabric:
         if isinstance(strategy, DDPStrategy) and not isinstance(strategy.launcher, _MultiProcessingLauncher):
             return _made(config, SummedGradients(), loggers)
     raise UserError(
-        f"fabric.strategy is {config.strategy!r}, which several processes cannot use here; they run with "
-        f"'ddp'. Pass --fabric.strategy ddp."
+        f"fabric.strategy is {config.strategy!r}, but several processes run with 'ddp'. Pass "
+        f"--fabric.strategy ddp."
     )
 
 

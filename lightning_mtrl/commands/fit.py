@@ -79,8 +79,7 @@ def _start(config: RunConfig, name: str) -> None:
     # A run that is repeated from its config.yaml gets a folder of its own.
     text = to_yaml(replace(config, run_dir=None))
     folder = processes.first(lambda: RunFolder.create(text, config.run_dir, name))
-    if processes.is_first:
-        print(f"Run folder: {folder.path}", flush=True)
+    _tell(f"Run folder: {folder.path}", processes)
     from lightning_mtrl.loop import PolicyIterationLoop
 
     try:
@@ -95,6 +94,11 @@ def _start(config: RunConfig, name: str) -> None:
         if not folder.has_results:
             _discard(folder, processes)
         raise
+
+
+def _tell(text: str, processes: Processes) -> None:
+    if processes.is_first:
+        print(text if processes.size == 1 else f"{text}, {processes.size} processes", flush=True)
 
 
 def _discard(folder: RunFolder, processes: Processes) -> None:
@@ -114,8 +118,7 @@ def _resume(config: RunConfig, folder: RunFolder) -> None:
 
     processes = launch(config.fabric)
     processes.first(lambda: write_text(folder.config, to_yaml(config)))
-    if processes.is_first:
-        print(f"Run folder: {folder.path} (resumed)", flush=True)
+    _tell(f"Run folder: {folder.path} (resumed)", processes)
     from lightning_mtrl.loop import PolicyIterationLoop
 
     PolicyIterationLoop(config, folder).run()
