@@ -25,6 +25,9 @@ SUCCESS, FAILURE, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 # What the operating system says about a path that somebody gave; other errors of it are no user's mistake.
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
+# Parts of Lightning that say several times that there are several processes; the run says it once.
+_REMARKS = ("fabric.utilities.distributed", "fabric.utilities.rank_zero", "pytorch.utilities.rank_zero")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -62,8 +65,8 @@ def _show_own_warnings() -> None:
 def _quieten() -> None:
     """Keep remarks of libraries about themselves, which a user can do nothing about, off the screen."""
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    for module in ("distributed", "rank_zero"):  # which say several times that there are several processes
-        logging.getLogger(f"lightning.fabric.utilities.{module}").setLevel(logging.WARNING)
+    for module in _REMARKS:
+        logging.getLogger(f"lightning.{module}").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*", category=FutureWarning)
 
 
