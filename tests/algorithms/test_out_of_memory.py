@@ -11,6 +11,7 @@ import torch
 from small_models import improvement_batch, move, own_weights, small_backbone, small_context, some_talks
 from torch import Tensor
 
+from lightning_mtrl.algorithms.memory_limit import is_out_of_memory
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.implicit_prm import ImplicitPRM
@@ -142,3 +143,9 @@ def test_rows_that_are_compared_with_each_other_are_not_parted(monkeypatch: pyte
 def test_other_errors_are_no_matter_of_memory() -> None:
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         Taken(None, too_many(2, RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+
+
+def test_the_error_of_the_real_allocator_is_known() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**14)  # 400 TB, more than there are addresses
+    assert is_out_of_memory(caught.value)
