@@ -41,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scored", type=int, default=240, help="of these, sampled by the policy")
     parser.add_argument("--micro-batch", type=int, default=1, help="conversations in a forward pass of ours")
     parser.add_argument("--peer-micro-batch", type=int, default=4, help="the same of TRL's")
+    parser.add_argument("--value-role", choices=["value", "policy"], default="value", help="of our PPO")
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--ppo-python", help="without it, PPO is left out")
     parser.add_argument("--gpu", action="store_true")
@@ -62,7 +63,10 @@ def compare(case: str, a: argparse.Namespace) -> dict[str, Any]:
     """Let the two engines of a case take turns."""
     peer_python = a.ppo_python if case.endswith("ppo") else a.peer_python
     commands = [
-        command(sys.executable, "training_ours.py", case, a.micro_batch, a),
+        [
+            *command(sys.executable, "training_ours.py", case, a.micro_batch, a),
+            f"--value-role={a.value_role}",
+        ],
         command(peer_python, "training_trl.py", case, a.peer_micro_batch, a),
     ]
     ours, peer = measuring.take_turns(commands, a.rounds)

@@ -2,8 +2,8 @@
 
 It is the product's own step: `collate`, the check of the rollouts' log-probabilities, advantages, and
 `Policy` in a `Stepper`; with `--algorithm ppo` also what TRL's PPO does in a step: log-probabilities of pi_0,
-values, GAE, and a step of the value head, which has a role of its own. The checked log-probabilities serve as
-old ones.
+values, GAE, and a step of the value head, which has a role of its own, or with `--value-role policy`, our
+default elsewhere, reads the policy's hidden states. The checked log-probabilities serve as old ones.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--scored", type=int, default=240)
     parser.add_argument("--micro-batch", type=int, default=1)
+    parser.add_argument("--value-role", choices=["value", "policy"], default="value")
     parser.add_argument("--dtype", default="float32")
     return parser.parse_args()
 
@@ -104,7 +105,7 @@ class Trainer:
         # One conversation of eight is what 16 of an iteration's 128 are.
         self.check = BehaviourCheck(self.context, policy, 0.05, max(1, a.conversations // 8))
         if a.algorithm == "ppo":
-            self.value = Stepper(self.context, ValueHead(backbone, "value"), 1.0, a.micro_batch)
+            self.value = Stepper(self.context, ValueHead(backbone, a.value_role), 1.0, a.micro_batch)
         talks = conversations(a.conversations, a.tokens, a.scored, tuple(chat.header_ids))
         batch = collate(talks, chat.pad_id, chat.header_ids)
         self.talks = [
@@ -135,7 +136,8 @@ class Trainer:
     def valued(self, batch: ConversationBatch) -> tuple[ImprovementBatch, list[Stepper]]:
         """GAE on outcome and KL to pi_0, as in the peer."""
         reference = role_logprobs("initial", batch, self.context)
-        values = token_values(self.value.module.module, "value", batch, self.context)
+        value = self.value.module.module
+        values = token_values(value, value.role, batch, self.context)
         outcome = torch.where(conversation_ends(batch), batch.outcome[:, None], 0.0)
         kl = torch.where(batch.response_mask, batch.behaviour_logprobs - reference, 0.0)
         advantages, returns = GAE(gae_lambda=0.95).estimate(

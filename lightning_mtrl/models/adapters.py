@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.models.adapter_config import adapter_config, no_such_layers
 from lightning_mtrl.models.layers import hidden_states
 from lightning_mtrl.models.logprobs import LogitHead
 from lightning_mtrl.models.merging import merged
@@ -29,7 +30,8 @@ class Backbone(nn.Module):
 
     Args:
         model: the base; its weights are frozen unless `fine_tuning` is "full".
-        fine_tuning: "lora": a role is an adapter. "full": a role is a copy of the model.
+        fine_tuning: "lora": a role is an adapter. "full": a role is a copy of the model; the first one is the
+            model itself, so that a policy alone needs its weights once.
         lora: configuration of new adapters; ignored with "full".
         gradient_checkpointing: trade time for memory in training passes.
 
@@ -65,6 +67,7 @@ class Backbone(nn.Module):
             model.enable_input_require_grads()
         self.base: PreTrainedModel | PeftModel = model
         self.models = nn.ModuleDict()
+        self._loaded = _changes(model)
 
     @property
     def config(self) -> Any:
@@ -105,7 +108,7 @@ class Backbone(nn.Module):
                     f"model.adapter is {adapter!r}, but model.fine_tuning is 'full', which has no adapters. "
                     f"Merge the adapter into the model first, or use model.fine_tuning lora."
                 )
-            self.models[role] = copy.deepcopy(self.models[like] if like else self.base)
+            self.models[role] = self._whole_model(like)
         else:
             self._add_adapter(role, like, adapter)
         self.roles.append(role)
@@ -113,6 +116,11 @@ class Backbone(nn.Module):
             self.copy_role(like, role)
         for parameter in self.parameters_of(role):
             parameter.requires_grad_(trainable)
+
+    def keep_base(self) -> None:
+        """Let "base" stay as it was loaded where the first role takes its weights over; call it before."""
+        if self.full and self.models and "base" not in self.models:
+            self.models["base"] = copy.deepcopy(self._as_loaded()).requires_grad_(False)
 
     def hidden(
         self,
@@ -148,7 +156,7 @@ class Backbone(nn.Module):
         if role != "base" and role not in self.roles:
             raise ValueError(f"unknown role {role!r}; there are {self.roles}")
         if self.full:
-            return cast(PreTrainedModel, self.base if role == "base" else self.models[role])
+            return cast(PreTrainedModel, self._as_loaded() if role == "base" else self.models[role])
         for lora in self._layers:
             # peft's set_adapter also switches requires_grad, which would disturb optimizers and DDP.
             lora._active_adapter = [] if role == "base" else [role]
@@ -228,6 +236,19 @@ class Backbone(nn.Module):
         """Give `target` the weights of `source`."""
         self.load_state_of(target, self.named_parameters_of(source))
 
+    def _whole_model(self, like: str | None) -> nn.Module:
+        if not self.models:
+            return self.base
+        return copy.deepcopy(self.models[like] if like else self._as_loaded())
+
+    def _as_loaded(self) -> nn.Module:
+        """The base of full fine-tuning."""
+        if "base" in self.models:
+            return self.models["base"]
+        if _changes(self.base) != self._loaded:
+            raise ValueError(f"the base was trained as {self.roles[0]!r}; call keep_base or add roles before")
+        return self.base
+
     def _load_folder(self, role: str, adapter: str) -> None:
         if self.device.type == "meta":
             return  # a plan has no weights, only their shapes
@@ -249,7 +270,7 @@ class Backbone(nn.Module):
     def _add_adapter(self, role: str, like: str | None, adapter: str | None) -> None:
         config = self.lora
         if adapter is not None:
-            config = _adapter_config(adapter)
+            config = adapter_config(adapter)
         elif like is not None:
             assert isinstance(self.base, PeftModel)
             config = cast(LoraConfig, copy.deepcopy(self.base.peft_config[like]))
@@ -259,7 +280,7 @@ class Backbone(nn.Module):
             else:
                 self.base = get_peft_model(self.base, copy.deepcopy(config), adapter_name=role)
         except ValueError as error:
-            raise _no_such_layers(self.base, config, error) from error
+            raise no_such_layers(self.base, config, error) from error
         kept = self.base.peft_config[role]
         assert isinstance(kept, LoraConfig)
         if isinstance(kept.target_modules, Iterable) and not isinstance(kept.target_modules, str):
@@ -270,28 +291,6 @@ class Backbone(nn.Module):
             self._load_folder(role, adapter)
 
 
-def _no_such_layers(base: nn.Module, config: LoraConfig, error: ValueError) -> UserError:
-    linear = (
-        name.partition(".base_layer")[0] for name, m in base.named_modules() if isinstance(m, nn.Linear)
-    )
-    names = sorted({name.rpartition(".")[2] for name in linear if ".lora_" not in name})
-    targets = config.target_modules
-    shown = sorted(targets) if isinstance(targets, set) else targets
-    return UserError(
-        f"model.lora_targets is {shown!r}, but adapters cannot stand there: {error} "
-        f"Layers that can have them: {', '.join(names)}."
-    )
-
-
-def _adapter_config(adapter: str) -> LoraConfig:
-    try:
-        config = LoraConfig.from_pretrained(adapter)
-    except (ValueError, OSError) as error:
-        raise UserError(
-            f"model.adapter is {adapter!r}, but no peft adapter is there ({error}). A folder with "
-            f"adapter_config.json "
-            f"and adapter_model.safetensors was expected."
-        ) from error
-    config.inference_mode = False
-    assert isinstance(config, LoraConfig)
-    return config
+def _changes(model: nn.Module) -> int:
+    """How often weights were written to, as autograd counts it."""
+    return sum(parameter._version for parameter in model.parameters())

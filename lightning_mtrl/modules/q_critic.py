@@ -58,6 +58,7 @@ class QCritic(RoleModule):
     ) -> None:
         owns_role = trunk == "adapter"
         super().__init__(backbone, role if owns_role else "base", learning_rate, weight_decay, owns_role)
+        backbone.keep_base()  # for `read_base`
         self.loss_name = loss if isinstance(loss, str) else type(loss).__name__
         self.objective = q_loss(loss) if isinstance(loss, str) else loss
         self.gamma, self.td_lambda, self.read, self.layer = gamma, td_lambda, read, layer

@@ -60,6 +60,7 @@ def test_a_fresh_role_is_the_base_and_roles_do_not_touch_each_other(make, fine_t
     backbone = Backbone(make(), fine_tuning)
     for role in ("policy", "critic"):
         backbone.add_role(role)
+    backbone.keep_base()
     _stir(backbone, "policy")
     assert torch.allclose(_logits(backbone, "critic"), wanted, atol=1e-5)
     assert torch.allclose(_logits(backbone, "base"), wanted, atol=1e-5)
@@ -78,6 +79,36 @@ def test_gradients_reach_the_active_role_alone(fine_tuning: str) -> None:
     assert any(p.grad is not None for p in backbone.parameters_of("critic"))
     assert all(p.grad is None for role in ("policy", "reference") for p in backbone.parameters_of(role))
     assert all(not p.requires_grad for p in backbone.parameters_of("reference"))
+
+
+def test_a_policy_alone_has_the_weights_once_with_full_fine_tuning_too() -> None:
+    number = sum(p.numel() for p in _llama().parameters())
+    backbone = Backbone(_llama(), "full")
+    backbone.add_role("policy")
+    assert sum(p.numel() for p in backbone.parameters()) == number
+    backbone.add_role("initial", like="policy", trainable=False)
+    assert sum(p.numel() for p in backbone.parameters()) == 2 * number
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_after_the_first_role_was_trained_the_base_is_there_only_if_it_was_kept(kept: bool) -> None:
+    backbone = Backbone(_llama(), "full")
+    backbone.add_role("policy")
+    wanted = _logits(backbone, "base")
+    if kept:
+        backbone.keep_base()
+    policy = torch.optim.SGD(backbone.parameters_of("policy"), lr=0.1)
+    backbone.hidden("policy", IDS, REAL, POSITIONS).square().sum().backward()
+    policy.step()
+    if kept:
+        backbone.add_role("critic")
+        assert torch.equal(_logits(backbone, "base"), wanted)
+        assert torch.equal(_logits(backbone, "critic"), wanted)
+        return
+    with pytest.raises(ValueError, match=r"trained as 'policy'.*keep_base"):
+        backbone.add_role("critic")
+    with pytest.raises(ValueError, match=r"trained as 'policy'.*keep_base"):
+        _logits(backbone, "base")
 
 
 def test_sampling_uses_the_merged_policy_and_leaves_no_trace() -> None:

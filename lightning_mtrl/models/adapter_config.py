@@ -1,0 +1,41 @@
+"""Configurations of adapters, and what is wrong with them."""
+
+from __future__ import annotations
+
+from peft import LoraConfig
+from torch import nn
+
+from lightning_mtrl.errors import UserError
+
+
+def no_such_layers(base: nn.Module, config: LoraConfig, error: ValueError) -> UserError:
+    """What to tell about adapters for layers that the model does not have."""
+    linear = (
+        name.partition(".base_layer")[0] for name, m in base.named_modules() if isinstance(m, nn.Linear)
+    )
+    names = sorted({name.rpartition(".")[2] for name in linear if ".lora_" not in name})
+    targets = config.target_modules
+    shown = sorted(targets) if isinstance(targets, set) else targets
+    return UserError(
+        f"model.lora_targets is {shown!r}, but adapters cannot stand there: {error} "
+        f"Layers that can have them: {', '.join(names)}."
+    )
+
+
+def adapter_config(adapter: str) -> LoraConfig:
+    """Read the configuration in a peft folder, for training.
+
+    Raises:
+        UserError: if there is none.
+    """
+    try:
+        config = LoraConfig.from_pretrained(adapter)
+    except (ValueError, OSError) as error:
+        raise UserError(
+            f"model.adapter is {adapter!r}, but no peft adapter is there ({error}). A folder with "
+            f"adapter_config.json "
+            f"and adapter_model.safetensors was expected."
+        ) from error
+    config.inference_mode = False
+    assert isinstance(config, LoraConfig)
+    return config
