@@ -19,7 +19,16 @@ os.environ["MPLBACKEND"] = "agg"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Written by libraries when they are imported or used, and harmless to the tests after it.
-WRITTEN_BY_LIBRARIES = ("PYTEST_", "KMP_", "CUDA_", "TORCHINDUCTOR_", "TRITON_", "BNB_", "HYPOTHESIS_")
+WRITTEN_BY_LIBRARIES = (
+    "PYTEST_",
+    "KMP_",
+    "CUDA_",
+    "PYTORCH_NVML_",
+    "TORCHINDUCTOR_",
+    "TRITON_",
+    "BNB_",
+    "HYPOTHESIS_",
+)
 SEED = 2511
 
 

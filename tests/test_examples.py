@@ -61,3 +61,20 @@ def test_the_readmes_environment_runs_with_the_quickstart_configuration(tmp_path
     assert done.returncode == 0, done.stderr
     talks = read_conversations(tmp_path / "talks.jsonl", strict=True).conversations
     assert {talk.prompt[0].content for talk in talks} == {"I think of a digit. Guess it."}
+
+
+def test_an_outcome_of_ones_own_is_a_function_by_its_path(tmp_path: Path) -> None:
+    text = (ROOT / "examples" / "few_turns.py").read_text("utf-8")
+    lines = text.splitlines()
+    start = lines.index("    environment:")
+    (tmp_path / "scored.yaml").write_text("\n".join(line[4:] for line in lines[start : start + 5]) + "\n")
+    output = tmp_path / "talks.jsonl"
+    command = [sys.executable, "-m", "lightning_mtrl", "collect", f"--config={tmp_path / 'scored.yaml'}"]
+    options = [f"--output={output}", "--conversations=6", "--data.max_response_tokens=8"]
+    done = subprocess.run([*command, *options], cwd=ROOT / "examples", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    talks = read_conversations(output, strict=True).conversations
+    assert {talk.prompt[0].content for talk in talks} == {"I think of a number from 1 to 9. Which one is it?"}
+    for talk in talks:
+        guessed = talk.turns[-1].observation == "Yes!"
+        assert talk.outcome == pytest.approx(guessed - 0.1 * (len(talk.turns) - 1))
