@@ -17,9 +17,8 @@ from lightning_mtrl.models.load import load_model
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
+from rereading import Said, generated
 from talk import Talk
-
-Said = list[list[int]]
 
 
 def arguments() -> argparse.Namespace:
@@ -73,25 +72,6 @@ def peer(a: argparse.Namespace, model: Any, chat: ChatTokenizer) -> tuple[Said, 
             finished, over = new[-1] in chat.end_ids, answer.terminated
             held[row] += new + chat.observation_ids(answer.observation, finished=finished, last=over)
     return held, sampled
-
-
-def generated(model: Any, held: Said, config: Any, chat: ChatTokenizer) -> Said:
-    """One response in each conversation, end-of-turn token included."""
-    width = max(map(len, held))
-    padded = [[chat.pad_id] * (width - len(ids)) + ids for ids in held]
-    mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in held]
-    with torch.no_grad():
-        found = model.generate(
-            input_ids=torch.tensor(padded, device=model.device),
-            attention_mask=torch.tensor(mask, device=model.device),
-            generation_config=config,
-        )
-    return [up_to_end(row, chat) for row in found[:, width:].tolist()]
-
-
-def up_to_end(ids: list[int], chat: ChatTokenizer) -> list[int]:
-    ends = (place for place, token in enumerate(ids, start=1) if token in chat.end_ids)
-    return ids[: next(ends, len(ids))]
 
 
 def main() -> None:

@@ -1,0 +1,135 @@
+"""An engine of `iteration.py`: the same iteration of TRL's parts.
+
+TRL's RLOO trainer takes a prompt and a completion. The completion is here the rest of a conversation of
+several turns: `generate` is called once a turn with whole conversations, as TRL's loops over tools do, and
+the user's replies are put in between. The trainer then computes old and reference log-probabilities and
+takes one step. It masks what follows the first end-of-turn token, which does not change the time it takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from typing import Any
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+import torch
+import trl
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+import measuring
+from lightning_mtrl.rollouts.tokens import ChatTokenizer
+from rereading import generated
+from talk import OPENERS, SYSTEM, Talk
+
+MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+BETA = 1e-3
+ENDLESS = 1_000_000
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--conversations", type=int, required=True)
+    parser.add_argument("--turns", type=int, required=True)
+    parser.add_argument("--response-tokens", type=int, required=True)
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--dtype", default="float32")
+    return parser.parse_args()
+
+
+class Turns(TrainerCallback):
+    """Stops the trainer between two steps until it is its turn, and says what a step took."""
+
+    def __init__(self) -> None:
+        self.turns, self.start, self.rollout, self.sampled = measuring.turns(), 0.0, 0.0, 0
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._wait()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        seconds = time.perf_counter() - self.start
+        measuring.report(
+            seconds=seconds, tokens_per_second=self.sampled / seconds, peak_mib=measuring.peak_mib(),
+            rollout=self.rollout, tokens=self.sampled,
+        )  # fmt: skip
+        self._wait()
+
+    def _wait(self) -> None:
+        if next(self.turns, None) is None:
+            raise SystemExit
+        measuring.give_back()
+        self.start, self.rollout, self.sampled = time.perf_counter(), 0.0, 0
+
+
+class Conversations:
+    """Stands in for a model's `generate`: whole conversations instead of single responses."""
+
+    def __init__(self, a: argparse.Namespace, model: Any, chat: ChatTokenizer, turns: Turns) -> None:
+        self.a, self.chat, self.turns = a, chat, turns
+        self.generate = model.generate
+
+    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **given: Any) -> torch.Tensor:
+        start, width = time.perf_counter(), input_ids.size(1)
+        held = [row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
+        ends = [len(ids) for ids in held]
+        users = [Talk(self.a.turns) for _ in held]
+        for number, user in enumerate(users):
+            user.reset(number)
+        for _ in range(self.a.turns):
+            for row, new in enumerate(generated(self, held, given["generation_config"], self.chat)):
+                self.turns.sampled += len(new)
+                answer = users[row].step("said")
+                finished = new[-1] in self.chat.end_ids
+                held[row] += new + self.chat.observation_ids(
+                    answer.observation, finished=finished, last=answer.terminated
+                )
+        longest = max(len(ids) - end for ids, end in zip(held, ends, strict=True))
+        found = input_ids.new_full((len(held), width + longest), self.chat.pad_id)
+        found[:, :width] = input_ids
+        for row, (ids, end) in enumerate(zip(held, ends, strict=True)):
+            found[row, width : width + len(ids) - end] = torch.tensor(ids[end:])
+        self.turns.rollout += time.perf_counter() - start
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def main() -> None:
+    a = arguments()
+    model = AutoModelForCausalLM.from_pretrained(a.model, dtype=getattr(torch, a.dtype))
+    tokenizer = AutoTokenizer.from_pretrained(a.model)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    turns = Turns()
+    prompts = [
+        {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]}
+        for text in OPENERS
+    ]
+    config = trl.RLOOConfig(
+        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=a.micro_batch,
+        gradient_accumulation_steps=a.conversations // a.micro_batch, num_generations=4, beta=BETA,
+        max_completion_length=a.response_tokens, max_steps=ENDLESS, learning_rate=1e-6, report_to="none",
+        save_strategy="no", logging_strategy="no", use_cpu=not torch.cuda.is_available(), bf16=False,
+        disable_tqdm=True, gradient_checkpointing=False, seed=0,
+    )  # fmt: skip
+    trainer = trl.RLOOTrainer(
+        model=model, args=config, processing_class=tokenizer, train_dataset=Dataset.from_list(prompts * 8),
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=MODULES, task_type="CAUSAL_LM"),
+        reward_funcs=lambda completions, **_: [float(row % 2 == 0) for row in range(len(completions))],
+        callbacks=[turns],
+    )  # fmt: skip
+    trainer.model.generate = Conversations(a, trainer.model, ChatTokenizer(tokenizer), turns)
+    measuring.report(engine=f"TRL {trl.__version__}", threads=torch.get_num_threads())
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
