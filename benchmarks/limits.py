@@ -75,7 +75,8 @@ def product_rate(device: str, dtype: torch.dtype) -> float:
 
 def reading_rate(device: str, dtype: torch.dtype, parameters: int) -> float:
     """Bytes a second at which weights of this volume are read by products with one row."""
-    weights = [torch.randn(1536, 576, device=device, dtype=dtype) for _ in range(parameters // (1536 * 576))]
+    number = max(1, parameters // (1536 * 576))
+    weights = [torch.randn(1536, 576, device=device, dtype=dtype) for _ in range(number)]
     one = torch.randn(1, 576, device=device, dtype=dtype)
     once = fastest(lambda: [functional.linear(one, weight) for weight in weights], 7)
     return sum(weight.nbytes for weight in weights) / once
