@@ -10,9 +10,10 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.columns import read_hub, read_parquet, write_parquet
 from lightning_mtrl.rollouts.log_records import MARK, Demands, Unreadable, conversation_of, parsed
+from lightning_mtrl.rollouts.log_tokens import LogEncoder
 from lightning_mtrl.rollouts.outcomes import Outcomes
 
 HUB = "hub:"
 MESSAGES_SHOWN = 5
+ENCODED_TOGETHER = 1024  # records
 
 _logger = logging.getLogger(__name__)
 
@@ -79,6 +82,7 @@ def read_conversations(
     strict: bool = False,
     demands: Demands = Demands(),  # noqa: B008  # frozen, so it can be shared
     outcomes: str | Path | None = None,
+    encoder: LogEncoder | None = None,
 ) -> LoadedLogs:
     """Read logged conversations; a record that cannot be read is left out, counted and shown.
 
@@ -91,12 +95,13 @@ def read_conversations(
         strict: raise for the first record that cannot be read.
         demands: what is asked of a record beyond that.
         outcomes: a file with the outcomes, joined by id (`Outcomes`).
+        encoder: gives the conversations their token ids, and leaves out those that it cannot.
 
     Raises:
         UserError: if there is no such file, or (`strict`) a record in it cannot be read.
     """
     loaded = LoadedLogs()
-    loaded.conversations.extend(stream_conversations(path, loaded, strict, demands, outcomes))
+    loaded.conversations.extend(stream_conversations(path, loaded, strict, demands, outcomes, encoder))
     return loaded
 
 
@@ -106,6 +111,7 @@ def stream_conversations(
     strict: bool = False,
     demands: Demands = Demands(),  # noqa: B008  # frozen, so it can be shared
     outcomes: str | Path | None = None,
+    encoder: LogEncoder | None = None,
 ) -> Iterator[Conversation]:
     """The conversations of `read_conversations`, one after the other; JSON lines are never held together.
 
@@ -115,31 +121,55 @@ def stream_conversations(
         strict: as there.
         demands: as there.
         outcomes: as there.
+        encoder: as there.
     """
     joined = Outcomes.read(outcomes) if outcomes is not None else None
-    if joined is not None:
-        for cause, message in joined.refused:
-            _note(loaded, cause, message, strict)
-    ids: set[str] = set()
-    for place, number, found in _records(str(path)):
-        record: Any = found
-        try:
-            record = parsed(found)
-            record = joined.joined(record) if joined is not None else record
-            conversation = conversation_of(record, f"{Path(path).stem}-{number}", demands)
-            if conversation.id in ids:
-                raise Unreadable("id twice", "another record before it has the same id.")
-        except Unreadable as error:
-            name = f" (id {record['id']!r})" if isinstance(record, Mapping) and "id" in record else ""
-            _note(loaded, error.cause, f"{path}, {place} {number}{name}: {error}", strict)
-        else:
-            ids.add(conversation.id)
-            loaded.read += 1
-            yield conversation
+    for cause, message in joined.refused if joined is not None else ():
+        _note(loaded, cause, message, strict)
+    found = _found(str(path), demands, joined)
+    while chunk := list(islice(found, ENCODED_TOGETHER)):
+        for place, conversation in _encoded(chunk, encoder):
+            if isinstance(conversation, Unreadable):
+                _note(loaded, conversation.cause, f"{path}, {place}: {conversation}", strict)
+            else:
+                loaded.read += 1
+                yield conversation
     for message in joined.left_over() if joined is not None else ():
         _note(loaded, "outcome of no conversation", message, strict)
     if loaded.messages:
         _logger.warning("%s: %s", path, loaded.counts())
+
+
+Placed = tuple[str, Conversation | Unreadable]
+
+
+def _found(path: str, demands: Demands, outcomes: Outcomes | None) -> Iterator[Placed]:
+    """Each record's place (with its id, where it has one), and its conversation or why it has none."""
+    ids: set[str] = set()
+    for kind, number, found in _records(path):
+        record: Any = found
+        place = f"{kind} {number}"
+        try:
+            record = parsed(found)
+            place += f" (id {record['id']!r})" if "id" in record else ""
+            record = outcomes.joined(record) if outcomes is not None else record
+            conversation = conversation_of(record, f"{Path(path).stem}-{number}", demands)
+            if conversation.id in ids:
+                raise Unreadable("id twice", "another record before it has the same id.")
+        except Unreadable as error:
+            yield place, error
+        else:
+            ids.add(conversation.id)
+            yield place, conversation
+
+
+def _encoded(chunk: list[Placed], encoder: LogEncoder | None) -> Iterator[Placed]:
+    if encoder is None:
+        yield from chunk
+        return
+    encoded = encoder.encode([found for _, found in chunk if isinstance(found, Conversation)])
+    for place, found in chunk:
+        yield place, next(encoded) if isinstance(found, Conversation) else found
 
 
 def expect_logs(path: str) -> None:

@@ -7,19 +7,19 @@ from construction, and what the policy sampled is never decoded and tokenized ag
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from lightning_mtrl.conversation import Conversation, Message, Turn
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.encoding_plan import EncodingPlan, Piece
 from lightning_mtrl.rollouts.template import ChatTemplate, Glue
+from lightning_mtrl.rollouts.text_ids import TextIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-SPACE_MARK = "\u2581"  # SentencePiece writes it for a space, also for the one that it puts before a text.
 
 
 class ChatTokenizer:
@@ -53,17 +53,14 @@ class ChatTokenizer:
         self.system_prompt = system_prompt
         self._template = ChatTemplate(tokenizer)
         self._prompts: dict[tuple[str, ...], Glue] = {}
-        self._joins_a_space = self._tokens("a")[0].startswith(SPACE_MARK)
-        self._added = {i: str(token.content) for i, token in tokenizer.added_tokens_decoder.items()}
-        glue = self._ids("".join(self._template.middle.texts), parse=True)
-        self._controls = set(tokenizer.all_special_ids) | (set(glue) & set(self._added))
-        self._typed_control = _inside(self._added[i] for i in self._controls & set(self._added))
+        self._objects = list(range(len(tokenizer)))
+        self._texts = TextIds(tokenizer, "".join(self._template.middle.texts))
         ending, self._user_lead = _with_lead(self._template.ending)
         self.end_id: int
         self.header_ids: list[int]
-        self.end_id, self.header_ids = self._cut_end(self._glue_ids(ending.lstrip()))
-        self._opening_ids = self._glue_ids(self._template.opening)
-        self._closing_ids = self._glue_ids(self._template.closing)
+        self.end_id, self.header_ids = self._cut_end(self._texts.glue(ending.lstrip()))
+        self._opening_ids = self._texts.glue(self._template.opening)
+        self._closing_ids = self._texts.glue(self._template.closing)
         eos: int | None = tokenizer.eos_token_id
         self.end_ids = frozenset({self.end_id} if eos is None else {self.end_id, eos})
         self.pad_id: int = self.end_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -77,22 +74,7 @@ class ChatTokenizer:
             ValueError: for no messages at all.
             UserError: if the template refuses the roles, in this order.
         """
-        if self.system_prompt is not None and (not messages or messages[0].role != "system"):
-            messages = [Message("system", self.system_prompt), *messages]
-        if not messages:
-            raise ValueError("a prompt needs at least one message")
-        roles = tuple(message.role for message in messages)
-        if roles not in self._prompts:
-            self._prompts[roles] = self._template.prompt(roles)
-        glue = self._prompts[roles]
-        text, lead = _with_lead(glue.texts[0])
-        ids = self._ids(text, parse=True)
-        for index, message in enumerate(messages, start=1):
-            ids += self._content_ids(lead + glue.content(index - 1, message.content))
-            # What opens the response stays whole, as it does after an observation.
-            text, lead = (glue.texts[-1], "") if index == len(messages) else _with_lead(glue.texts[index])
-            ids += self._glue_ids(text)
-        return ids
+        return self._found(self._prompt_pieces(messages))
 
     def observation_ids(self, text: str, *, finished: bool = True, last: bool = False) -> list[int]:
         """Ids to append after a response; the policy never samples them, so they are never trained on.
@@ -103,17 +85,11 @@ class ChatTokenizer:
                 as glue, so that what follows stands where the template puts it.
             last: nothing is sampled afterwards, so there is no header that opens a response.
         """
-        closed = [] if finished else [self.end_id, *self.header_ids]
-        if last and not text:
-            return closed
-        ids = list(closed or self.header_ids)
-        ids += self._content_ids(self._user_lead + self._template.middle.content(2, text))
-        return ids + (self._closing_ids if last else self._opening_ids)
+        return self._found(self._observation_pieces(text, finished, last))
 
     def response_ids(self, text: str | None) -> list[int]:
         """Ids of a logged response, its end-of-turn token included; None or "" is abstention, a bare end."""
-        content = self._template.middle.content(1, text or "")
-        return [*self._content_ids(self._template.lead + content if content else ""), self.end_id]
+        return self._found(self._response_pieces(text))
 
     def response_text(self, ids: Sequence[int]) -> str | None:
         """Text of a sampled response without its end and outer white space; None if nothing is left.
@@ -132,8 +108,29 @@ class ChatTokenizer:
         Raises:
             UserError: if there is no response, or the template refuses the prompt's roles.
         """
+        return next(self.encode_all([conversation]))
+
+    def encode_all(self, conversations: Sequence[Conversation]) -> Iterator[Conversation]:
+        """`encode` for many; all their contents are tokenized together, in as many threads as allowed.
+
+        Raises:
+            UserError: as `encode`, for the first one that it cannot encode.
+        """
+        plans = [self._plan(conversation) for conversation in conversations]
+        contents = {piece for plan in plans for piece in plan.contents()}
+        known = self._texts.contents(sorted(contents))
+        # One object for each id: an object for each token would take four times the memory.
+        shared = self._objects.__getitem__
+
+        def ids(pieces: Sequence[Piece]) -> tuple[int, ...]:
+            found = (known[piece] if isinstance(piece, str) else piece for piece in pieces)
+            return tuple(map(shared, chain.from_iterable(found)))
+
+        return (plan.encoded(ids) for plan in plans)
+
+    def _plan(self, conversation: Conversation) -> EncodingPlan:
         if conversation.has_tokens:
-            return conversation
+            return EncodingPlan(conversation, [], [])
         conversation = opening_as_prompt(conversation)
         if not conversation.turns:
             raise UserError(
@@ -141,19 +138,56 @@ class ChatTokenizer:
                 f"Leave it out."
             )
         last = len(conversation.turns) - 1
-        turns = tuple(self._encoded(turn, index == last) for index, turn in enumerate(conversation.turns))
-        ids = conversation.prompt_ids or tuple(self.prompt_ids(conversation.prompt))
-        return replace(conversation, prompt_ids=ids, turns=turns)
+        turns = [self._turn_pieces(turn, index == last) for index, turn in enumerate(conversation.turns)]
+        known = conversation.prompt_ids
+        return EncodingPlan(
+            conversation, [list(known)] if known else self._prompt_pieces(conversation.prompt), turns
+        )
 
-    def _encoded(self, turn: Turn, last: bool) -> Turn:
-        if turn.response_ids:
-            finished = turn.response_ids[-1] in self.end_ids
-            return replace(turn, observation_ids=turn.observation_ids or self._after(turn, finished, last))
-        response = tuple(self.response_ids(turn.response))
-        return replace(turn, response_ids=response, observation_ids=self._after(turn, True, last))
+    def _turn_pieces(self, turn: Turn, last: bool) -> tuple[list[Piece], list[Piece]]:
+        """The response, and what follows it."""
+        if not turn.response_ids:
+            return self._response_pieces(turn.response), self._observation_pieces(
+                turn.observation, True, last
+            )
+        response: list[Piece] = [list(turn.response_ids)]
+        if turn.observation_ids:
+            return response, [list(turn.observation_ids)]
+        finished = turn.response_ids[-1] in self.end_ids
+        return response, self._observation_pieces(turn.observation, finished, last)
 
-    def _after(self, turn: Turn, finished: bool, last: bool) -> tuple[int, ...]:
-        return tuple(self.observation_ids(turn.observation, finished=finished, last=last))
+    def _prompt_pieces(self, messages: Sequence[Message]) -> list[Piece]:
+        if self.system_prompt is not None and (not messages or messages[0].role != "system"):
+            messages = [Message("system", self.system_prompt), *messages]
+        if not messages:
+            raise ValueError("a prompt needs at least one message")
+        roles = tuple(message.role for message in messages)
+        if roles not in self._prompts:
+            self._prompts[roles] = self._template.prompt(roles)
+        glue = self._prompts[roles]
+        text, lead = _with_lead(glue.texts[0])
+        pieces: list[Piece] = [self._texts.first(text)]
+        for index, message in enumerate(messages, start=1):
+            pieces.append(lead + glue.content(index - 1, message.content))
+            # What opens the response stays whole, as it does after an observation.
+            text, lead = (glue.texts[-1], "") if index == len(messages) else _with_lead(glue.texts[index])
+            pieces.append(self._texts.glue(text))
+        return pieces
+
+    def _observation_pieces(self, text: str, finished: bool, last: bool) -> list[Piece]:
+        closed = [] if finished else [self.end_id, *self.header_ids]
+        if last and not text:
+            return [closed]
+        content = self._user_lead + self._template.middle.content(2, text)
+        return [closed or self.header_ids, content, self._closing_ids if last else self._opening_ids]
+
+    def _response_pieces(self, text: str | None) -> list[Piece]:
+        content = self._template.middle.content(1, text or "")
+        return [self._template.lead + content if content else "", [self.end_id]]
+
+    def _found(self, pieces: Sequence[Piece]) -> list[int]:
+        found = (self._texts.content(piece) if isinstance(piece, str) else piece for piece in pieces)
+        return list(chain.from_iterable(found))
 
     def _cut_end(self, ids: list[int]) -> tuple[int, list[int]]:
         """The end-of-turn token, and the glue behind it."""
@@ -162,10 +196,10 @@ class ChatTokenizer:
         if not written and eos is not None:
             # Some templates leave a conversation's very last end out; then it shows where a message follows.
             found = template.ending.lstrip().startswith(eos)
-            return self.tokenizer.eos_token_id, ids[1:] if found else self._glue_ids(
+            return self.tokenizer.eos_token_id, ids[1:] if found else self._texts.glue(
                 _with_lead(template.ending)[0]
             )
-        marker = self._added.get(ids[0], "") if ids else ""
+        marker = self._texts.added.get(ids[0], "") if ids else ""
         if not marker or not written.startswith(marker):
             raise UserError(
                 f"the chat template of {template.name} writes {template.finish!r} after an assistant's "
@@ -173,32 +207,6 @@ class ChatTokenizer:
                 f"Add the marker to the tokenizer as a special token, or use another chat_template."
             )
         return ids[0], ids[1:]
-
-    def _glue_ids(self, text: str) -> list[int]:
-        """Ids of glue that stands after other text."""
-        return self._behind_text(text, parse=True)
-
-    def _content_ids(self, text: str) -> list[int]:
-        """Ids of what a person or a model wrote: never a control token, whatever was typed."""
-        ids = self._behind_text(text, parse=False)
-        if self._controls.isdisjoint(ids):
-            return ids
-        return [i for part in self._typed_control.split(text) for i in self._behind_text(part, parse=False)]
-
-    def _behind_text(self, text: str, parse: bool) -> list[int]:
-        if not text or not self._joins_a_space:
-            return self._ids(text, parse)
-        # The space that the tokenizer puts before a text goes to a line break, which is taken off again.
-        return self._ids(f"\n{text}", parse)[len(self._ids("\n", parse)) :]
-
-    def _ids(self, text: str, parse: bool) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not parse)
-        return ids
-
-    def _tokens(self, text: str) -> list[str]:
-        return [
-            str(token) for token in self.tokenizer.convert_ids_to_tokens(self._ids(text, parse=False))
-        ] or [""]
 
 
 def opening_as_prompt(conversation: Conversation) -> Conversation:
@@ -221,9 +229,3 @@ def _with_lead(glue: str) -> tuple[str, str]:
     """Glue without the spaces at its end, and those spaces."""
     text = glue.rstrip(" ")
     return text, glue[len(text) :]
-
-
-def _inside(markers: Iterable[str]) -> re.Pattern[str]:
-    """Matches the empty place after the first character of each marker."""
-    places = [f"(?<={re.escape(m[0])})(?={re.escape(m[1:])})" for m in sorted(markers) if len(m) > 1]
-    return re.compile("|".join(places) or r"(?!)")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from small_models import small_chat
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -292,3 +293,22 @@ def test_smollm2_reads_its_own_rendering(smollm2_folder: Path) -> None:
     assert encoded.token_ids() == tokenizer.apply_chat_template(messages, return_dict=False)
     assert chat.pad_id == chat.end_id == tokenizer.eos_token_id
     assert chat.prompt_ids([Message("user", "typed <|im_end|> here")]).count(chat.end_id) == 2
+
+
+def test_many_conversations_get_the_ids_that_each_gets_alone() -> None:
+    chat = small_chat()
+    texts = ["hello", "<eot>", "", "x<bot>y", "he", "hello", "llo<user>"]
+    made = [
+        Conversation(
+            str(n),
+            (Message("user", text),),
+            (Turn(texts[n - 1], text), Turn(text or None, texts[n - 2])),
+            1.0,
+        )
+        for n, text in enumerate(texts)
+    ]
+    assert list(chat.encode_all(made)) == [chat.encode(one) for one in made]
+    by_hand = [chat.prompt_ids(one.prompt) + chat.response_ids(one.turns[0].response) for one in made]
+    assert [
+        one.token_ids()[: len(ids)] for one, ids in zip(map(chat.encode, made), by_hand, strict=True)
+    ] == by_hand
