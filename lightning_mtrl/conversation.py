@@ -11,7 +11,7 @@ from lightning_mtrl.errors import UserError
 DISPOSITIONS = ("accepted", "edited", "influenced", "rejected", "abstained")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     """One message of a prompt: `role` is "system", "user" or "assistant"."""
 
@@ -39,7 +39,7 @@ def describe_sent(response: str | None, sent: str, reply: str) -> str:
     return words if sent == response else f"{words} (Sent instead: {sent})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One response of the agent and the observation after it.
 
@@ -76,7 +76,7 @@ class Turn:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Conversation:
     """One episode: a prompt, turns, and an outcome.
 
