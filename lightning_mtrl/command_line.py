@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from lightning_mtrl.errors import UserError
 
-_PATHS = ("--config", "--run", "--run_dir", "--resume", "--output", "--baseline", "--candidate")
+_PATHS = (
+    *("--config", "--run", "--run_dir", "--resume", "--output", "--baseline", "--candidate"),
+    *("--logs", "--outcomes"),
+)
 
 
 def option_places(arguments: Sequence[str], option: str) -> Iterator[tuple[int, int, str]]:

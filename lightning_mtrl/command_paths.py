@@ -11,6 +11,7 @@ from jsonargparse.typing import NonNegativeInt, restricted_number_type
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.runs.folder import RunFolder
 
+_LOG_ENDINGS = (".jsonl", ".parquet")
 # As in a configuration; `messages` says it in words.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
@@ -53,3 +54,21 @@ def expect_writable(option: str, path: Path) -> None:
         )
     if not os.access(above, os.W_OK | os.X_OK):
         raise UserError(f"{option} is {str(path)!r}, but {above} may not be written to. Name another place.")
+
+
+def log_output(name: str) -> Path:
+    """The file that --output names, for conversations; its folder is made.
+
+    Raises:
+        UserError: if nothing can be written there, or its name ends in another way.
+    """
+    path = Path(name)
+    if path.suffix not in _LOG_ENDINGS:
+        raise UserError(
+            f"--output is {name!r}, but a file that ends with {' or '.join(_LOG_ENDINGS)} was expected."
+        )
+    if path.is_dir():
+        raise UserError(f"--output is {name!r}, which is a folder; give a file.")
+    expect_writable("--output", path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path

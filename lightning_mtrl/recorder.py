@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,20 @@ import torch
 from lightning.fabric.loggers.logger import Logger
 
 from lightning_mtrl.algorithms.base import Improvement, Signal
-from lightning_mtrl.assembly import Parts, assemble
+from lightning_mtrl.assembly import Learner, Parts, assemble, assemble_learner
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
-from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.figures import learning_curve
-from lightning_mtrl.evaluation.validate import SUCCESS, Validation
+from lightning_mtrl.evaluation.validate import MEASURED, SUCCESS, Validation
 from lightning_mtrl.models.saving import save_role
 from lightning_mtrl.parsing import load_config
 from lightning_mtrl.processes import Processes
+from lightning_mtrl.restoring import alone, chosen, restore
 from lightning_mtrl.rollouts.collector import Rollouts
 from lightning_mtrl.rollouts.logs import read_conversations, write_conversations
 from lightning_mtrl.runs.atomic import replacing_folder
 from lightning_mtrl.runs.checkpoint import (
     CheckpointState,
-    checkpoints,
     latest_checkpoint,
     load_checkpoint,
     prune_checkpoints,
@@ -80,7 +79,7 @@ class Recorder:
         self.say(f"Resumed after iteration {state.iteration}.")
         return state.iteration
 
-    def checkpoint(self, done: int, parts: Parts, converged: bool) -> None:
+    def checkpoint(self, done: int, parts: Learner, converged: bool) -> None:
         """Keep all that the next iteration depends on, and the policy as a peft folder.
 
         Args:
@@ -146,26 +145,31 @@ class Recorder:
     def policy(
         self,
         number: int,
-        validation: Validation,
+        validation: Validation | None,
         signal: Signal | None,
         improvement: Improvement | None,
         seconds: Mapping[str, float],
-        parts: Parts,
+        parts: Learner,
     ) -> None:
-        """Record policy `number`: its summary row, curves, figures and sample conversations."""
+        """Record policy `number`: its summary row, curves, figures and sample conversations.
+
+        `validation` is None for a policy that nobody has talked with yet.
+        """
         self.clock.iteration = number
         self._show_phase("critic", signal.metrics if signal else {})
         self._show_phase("policy", improvement.metrics if improvement else {})
-        self._show_phase("validation", _numbers(validation.row()))
+        measured = validation.row() if validation is not None else dict.fromkeys(MEASURED)
+        self._show_phase("validation", _numbers(measured))
         self._show_phase("time", seconds)
         for name, figure in (signal.figures if signal else {}).items():
             self.log.figure(f"critic/{name}", figure)
-        self.log.histogram("validation/returns", torch.tensor(validation.returns))
-        self._show_samples(validation, parts)
+        if validation is not None:
+            self.log.histogram("validation/returns", torch.tensor(validation.returns))
+            self._show_samples(validation, parts)
         found = signal.metrics if signal else {}
         row = {
             "iteration": number,
-            **validation.row(),
+            **measured,
             "kl": improvement.metrics.get("kl") if improvement else 0.0,
             "q_loss": found.get("q_loss"),
             "prm_loss": found.get("prm_loss"),
@@ -188,12 +192,12 @@ class Recorder:
         if self.processes.is_first:
             print(text, flush=True)
 
-    def close(self, parts: Parts) -> None:
+    def close(self, parts: Learner) -> None:
         """Draw what the run has shown, and end the logs."""
         self.processes.first(lambda: self._draw(parts))
         self.log.close()
 
-    def _draw(self, parts: Parts) -> None:
+    def _draw(self, parts: Learner) -> None:
         curve = learning_curve(self.summary.iterations, self.summary.optimum_success_rate)
         self.folder.figures.mkdir(exist_ok=True)
         for name, figure in {"learning_curve": curve, **parts.algorithm.figures()}.items():
@@ -215,7 +219,7 @@ class Recorder:
     def _show_phase(self, phase: str, metrics: Mapping[str, float]) -> None:
         self.log.metrics({f"{phase}/{name}": value for name, value in metrics.items()})
 
-    def _show_samples(self, validation: Validation, parts: Parts) -> None:
+    def _show_samples(self, validation: Validation, parts: Learner) -> None:
         chosen = validation.samples[: self.config.validation.sample_conversations]
         if not chosen:
             return
@@ -223,24 +227,6 @@ class Recorder:
         for place, conversation in enumerate(chosen):
             text = sample_text(conversation, values[place] if values else None, name)
             self.log.text(f"conversations/{place}", text)
-
-
-def restore(parts: Parts, state: CheckpointState) -> None:
-    """Put a checkpoint into the parts: weights, optimizers, and what else the algorithm keeps.
-
-    Raises:
-        UserError: if the checkpoint lacks a part, or was made for another model.
-    """
-    for name, (module, optimizer) in parts.algorithm.modules().items():
-        for kind, kept in (("weights", state.tensors), ("optimizer", state.optimizers)):
-            if name not in kept:
-                raise UserError(
-                    f"the checkpoint of iteration {state.iteration} has no {kind} of {name!r}, which this "
-                    f"configuration trains. Resume with the configuration that the run was started with."
-                )
-        module.load_state(dict(state.tensors[name]))
-        optimizer.load_state_dict(dict(state.optimizers[name]))
-    parts.algorithm.load_state(state.loop["algorithm"])
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -271,19 +257,18 @@ def load_run(folder: RunFolder | Path | str, iteration: int | None = None) -> Ru
         UserError: if there is no such run, or no checkpoint of that iteration, or all of them are gone.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
-    if iteration is None:
-        latest_checkpoint(folder)  # tells a run that lost its checkpoints from one that is still at pi_0
-    found = {int(path.name.rpartition("-")[2]): path for path in checkpoints(folder)}
-    wanted = max(found, default=0) if iteration is None else iteration
-    if wanted and wanted not in found:
-        raise UserError(
-            f"--iteration is {wanted}, but {folder.path} has checkpoints of "
-            f"{sorted(found) or 'none'} (and pi_0 as 0)."
-        )
     config = load_config(folder.config)
-    # A run of several processes is read back by one.
-    alone = replace(config.fabric, devices=1, num_nodes=1, strategy="auto")
-    parts = assemble(replace(config, fabric=alone))
-    if wanted:
-        restore(parts, load_checkpoint(found[wanted]))
-    return Run(config, wanted, parts, Summary.open(folder.summary))
+    number, state = chosen(folder, iteration)
+    parts = assemble(alone(config))
+    if state is not None:
+        restore(parts, state)
+    return Run(config, number, parts, Summary.open(folder.summary))
+
+
+def load_learner(folder: RunFolder, iteration: int | None = None) -> tuple[int, Learner]:
+    """A run's policy number and what learned it, as `load_run`, but without its environment."""
+    number, state = chosen(folder, iteration)
+    learner = assemble_learner(alone(load_config(folder.config, environment=False)))
+    if state is not None:
+        restore(learner, state)
+    return number, learner

@@ -27,7 +27,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("loop", "recorder", "planning", "assembly", "launching", "parsing", "command_paths"),
+    (
+        *("loop", "recorder", "planning", "assembly", "launching", "parsing"),
+        *("command_paths", "batch_online", "restoring", "command_logs"),
+    ),
     ("algorithms", "credit"),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),

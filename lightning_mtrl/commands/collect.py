@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from lightning_mtrl.command_line import option_values
-from lightning_mtrl.command_paths import Seed, add_run_options, expect_writable, open_run
+from lightning_mtrl.command_paths import Seed, add_run_options, log_output, open_run
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse, parse_run
 from lightning_mtrl.runs.folder import version_name
@@ -24,8 +24,6 @@ from lightning_mtrl.runs.folder import version_name
 if TYPE_CHECKING:
     from lightning_mtrl.assembly import Parts
     from lightning_mtrl.config import RunConfig
-
-_ENDINGS = (".jsonl", ".parquet")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -42,7 +40,7 @@ def _from_run(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=Seed | None, help="null: as in the run")
     _add_output(parser)
     options = parse(parser, arguments)
-    output, folder = _output(options.output), open_run(options)
+    output, folder = log_output(options.output), open_run(options)
     from lightning_mtrl.recorder import load_run
 
     run = load_run(folder, options.iteration)
@@ -57,7 +55,7 @@ def _from_config(arguments: Sequence[str]) -> None:
             "--run and --config are both given, but the policy comes from one of them. Leave one out."
         )
     parsed = parse_run("collect", __doc__ or "", arguments, _add_output)
-    output = _output(parsed.options.output)
+    output = log_output(parsed.options.output)
     _expect_groups(parsed.options.conversations, parsed.config)
     from lightning_mtrl.assembly import assemble
 
@@ -71,19 +69,6 @@ def _add_output(parser: ArgumentParser) -> None:
         "--output", type=str, required=True, help="a .jsonl or .parquet file; replaced if there"
     )
     parser.add_argument("--conversations", type=PositiveInt | None, help="how many; null: data.conversations")
-
-
-def _output(name: str) -> Path:
-    path = Path(name)
-    if path.suffix not in _ENDINGS:
-        raise UserError(
-            f"--output is {name!r}, but a file that ends with {' or '.join(_ENDINGS)} was expected."
-        )
-    if path.is_dir():
-        raise UserError(f"--output is {name!r}, which is a folder; give a file.")
-    expect_writable("--output", path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _expect_groups(conversations: int | None, config: RunConfig) -> None:

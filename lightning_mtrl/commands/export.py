@@ -64,7 +64,7 @@ def _explain(run: Run, unfinished: Path, output: Path, folder: RunFolder) -> Non
         "made with": f"lightning_mtrl {version('lightning_mtrl')}",
     }
     for row in run.summary.iterations:
-        if row["iteration"] == run.iteration:
+        if row["iteration"] == run.iteration and row["success_rate"] is not None:
             facts["success rate"] = f"{row['success_rate']:.3f} in {row['conversations']} conversations"
     write_card(unfinished, f"Policy {run.iteration} of {folder.path.resolve().name}", facts)
 

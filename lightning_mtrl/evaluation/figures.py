@@ -32,11 +32,12 @@ def learning_curve(rows: Sequence[Mapping[str, Any]], optimum: float | None) -> 
     """Success rate of each policy with its 95% interval.
 
     Args:
-        rows: of a summary, one a policy.
+        rows: of a summary, one a policy; those that were not measured are left out.
         optimum: success rate of the best agent, where it is known.
     """
     figure = Figure(figsize=(5.0, 3.5), layout="constrained")
     axes = figure.subplots()
+    rows = [row for row in rows if row["success_rate"] is not None]
     numbers = [row["iteration"] for row in rows]
     lows, highs = zip(*(row["success_rate_interval"] for row in rows), strict=True)
     axes.fill_between(numbers, lows, highs, alpha=0.2, label="95% interval")

@@ -10,6 +10,10 @@ from lightning_mtrl.evaluation.intervals import mean_interval, success_interval
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.rollouts.collector import Collector
 
+MEASURED = (
+    *("success_rate", "success_rate_interval", "mean_return", "mean_return_interval"),
+    *("conversations", "turns", "tokens", "truncated", "dropped"),
+)
 SUCCESS = 0.5  # an outcome above this counts as success; graded outcomes lie in [0, 1]
 
 
@@ -74,22 +78,35 @@ def validate(
     """
     with backbone.sampling("policy") as model:
         rollouts = collector.collect(model, conversations=conversations, seed=seed, policy=policy)
-    known = rollouts.conversations
-    returns = [discounted_return(c, gamma) for c in known]
-    successes = sum(float(c.outcome or 0.0) > SUCCESS for c in known)
-    sampled = sum(len(turn.response_ids) for c in known for turn in c.turns)
+    return figures_of(rollouts.conversations, gamma, rollouts.truncated, rollouts.dropped)
+
+
+def figures_of(
+    conversations: list[Conversation], gamma: float, truncated: int, dropped: dict[str, int]
+) -> Validation:
+    """What conversations of one policy say of it.
+
+    Args:
+        conversations: those that count.
+        gamma: discount for each response.
+        truncated: how many a limit cut off.
+        dropped: how many there are besides, by cause.
+    """
+    returns = [discounted_return(c, gamma) for c in conversations]
+    successes = sum(float(c.outcome or 0.0) > SUCCESS for c in conversations)
+    sampled = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
     return Validation(
-        success_rate=successes / max(1, len(known)),
-        success_rate_interval=success_interval(successes, len(known)),
-        mean_return=sum(returns) / max(1, len(known)),
+        success_rate=successes / max(1, len(conversations)),
+        success_rate_interval=success_interval(successes, len(conversations)),
+        mean_return=sum(returns) / max(1, len(conversations)),
         mean_return_interval=mean_interval(returns),
-        conversations=len(known),
-        turns=sum(len(c.turns) for c in known) / max(1, len(known)),
-        tokens=sampled / max(1, len(known)),
-        truncated=rollouts.truncated,
-        dropped=rollouts.dropped,
+        conversations=len(conversations),
+        turns=sum(len(c.turns) for c in conversations) / max(1, len(conversations)),
+        tokens=sampled / max(1, len(conversations)),
+        truncated=truncated,
+        dropped=dropped,
         returns=returns,
-        samples=known,
+        samples=conversations,
     )
 
 

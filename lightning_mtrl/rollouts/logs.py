@@ -68,13 +68,16 @@ def write_conversations(path: str | Path, conversations: Iterable[Conversation])
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"{path} ends with {path.suffix!r}, but '.jsonl' or '.parquet' was expected.")
-    records = [_sorted(c.to_json()) for c in conversations]
+    records = (_sorted(c.to_json()) for c in conversations)
     with _replacing(path) as beside:
         if path.suffix == ".parquet":
-            write_parquet(beside, records)
+            write_parquet(beside, list(records))
             return
-        lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records]
-        beside.write_text("".join(lines), encoding="utf-8")
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            # One after the other, so that a stream of conversations is never held in memory.
+            file.writelines(
+                json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records
+            )
 
 
 def read_conversations(

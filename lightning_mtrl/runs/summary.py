@@ -81,16 +81,16 @@ class Summary:
     def write(self) -> None:
         """Replace summary.json."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "path"}
-        write_json(self.path, _json(content))
+        write_json(self.path, as_json(content))
 
 
-def _json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Plain JSON values; NaN and infinity, which JSON does not have, become null."""
     if isinstance(value, Mapping):
-        return {str(key): _json(inner) for key, inner in value.items()}
+        return {str(key): as_json(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_json(inner) for inner in value]
+        return [as_json(inner) for inner in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     # Numbers of torch and NumPy know how to become plain ones.
-    return _json(value.item()) if hasattr(value, "item") else value
+    return as_json(value.item()) if hasattr(value, "item") else value

@@ -28,14 +28,19 @@ def policy_line(row: Mapping[str, Any], optimum: float | None) -> str:
         row: of the policy.
         optimum: success rate of the best agent; None where unknown.
     """
-    low, high = row["success_rate_interval"]
     best = f" of {optimum:.3f} possible" if optimum is not None else ""
     step = "" if row["accepted"] is None else f"; step {'taken' if row['accepted'] else 'not taken'}"
     # A KL that is 0 up to rounding, as of equal policies, tells nothing; an estimate of it can be below 0.
     kl = f"{row['kl'] or 0.0:z.2f}"
     spent = sum(row["seconds"].values())
+    measured = "not measured yet"
+    if row["success_rate"] is not None:
+        low, high = row["success_rate_interval"]
+        measured = (
+            f"success rate {row['success_rate']:.3f} [{low:.3f}, {high:.3f}]{best}, "
+            f"return {row['mean_return']:z.3f}, {row['turns']:.1f} turns"
+        )
     return (
-        f"policy {row['iteration']}: success rate {row['success_rate']:.3f} [{low:.3f}, {high:.3f}]{best}, "
-        f"return {row['mean_return']:z.3f}, {row['turns']:.1f} turns{step}"
+        f"policy {row['iteration']}: {measured}{step}"
         f"{'' if kl == '0.00' else f', KL {kl} nats a response'}, {spent:.0f} s"
     )

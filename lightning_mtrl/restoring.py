@@ -1,0 +1,56 @@
+"""Put a checkpoint of a run back into what learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lightning_mtrl.assembly import Learner
+from lightning_mtrl.config import RunConfig
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.runs.checkpoint import CheckpointState, checkpoints, latest_checkpoint, load_checkpoint
+from lightning_mtrl.runs.folder import RunFolder
+
+
+def restore(parts: Learner, state: CheckpointState) -> None:
+    """Put a checkpoint into the parts: weights, optimizers, and what else the algorithm keeps.
+
+    Raises:
+        UserError: if the checkpoint lacks a part, or was made for another model.
+    """
+    for name, (module, optimizer) in parts.algorithm.modules().items():
+        for kind, kept in (("weights", state.tensors), ("optimizer", state.optimizers)):
+            if name not in kept:
+                raise UserError(
+                    f"the checkpoint of iteration {state.iteration} has no {kind} of {name!r}, which this "
+                    f"configuration trains. Resume with the configuration that the run was started with."
+                )
+        module.load_state(dict(state.tensors[name]))
+        optimizer.load_state_dict(dict(state.optimizers[name]))
+    parts.algorithm.load_state(state.loop["algorithm"])
+
+
+def alone(config: RunConfig) -> RunConfig:
+    """A run of several processes is read back by one."""
+    return replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1, strategy="auto"))
+
+
+def chosen(folder: RunFolder, iteration: int | None) -> tuple[int, CheckpointState | None]:
+    """The number of a run's policy, and the checkpoint that has it; None for the pi_0 that it began with.
+
+    Args:
+        folder: of the run.
+        iteration: which; None for the newest.
+
+    Raises:
+        UserError: if there is no checkpoint of it, or all of them are gone.
+    """
+    if iteration is None:
+        latest_checkpoint(folder)  # tells a run that lost its checkpoints from one that is still at pi_0
+    found = {int(path.name.rpartition("-")[2]): path for path in checkpoints(folder)}
+    wanted = max(found, default=0) if iteration is None else iteration
+    if wanted and wanted not in found:
+        raise UserError(
+            f"--iteration is {wanted}, but {folder.path} has checkpoints of "
+            f"{sorted(found) or 'none'} (and pi_0 as 0)."
+        )
+    return wanted, load_checkpoint(found[wanted]) if wanted in found else None
