@@ -101,7 +101,7 @@ def _start(folder: RunFolder, config: RunConfig) -> CheckpointState | None:
     if newest is not None and config.algorithm.class_path != made_with:
         raise UserError(
             f"algorithm is {config.algorithm.class_path}, but the run {folder.path} was made with "
-            f"{made_with}, whose critic and optimizers --run goes on with. Leave it out, or give --model.adapter "
-            f"{folder.policy_adapter} in the place of --run."
+            f"{made_with}, whose critic and optimizers --run goes on with. Leave it out, or give "
+            f"--model.adapter {folder.policy_adapter} in the place of --run."
         )
     return load_checkpoint(newest) if newest is not None else None

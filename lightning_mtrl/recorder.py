@@ -102,7 +102,7 @@ class Recorder:
         )
         self.processes.first(lambda: self._write_checkpoint(state, parts))
 
-    def _write_checkpoint(self, state: CheckpointState, parts: Parts) -> None:
+    def _write_checkpoint(self, state: CheckpointState, parts: Learner) -> None:
         self.log.flush()
         # Before the checkpoint: a run killed in between does this iteration again and writes the same policy.
         with replacing_folder(self.folder.policy_adapter) as target:
