@@ -73,7 +73,7 @@ def conversation_of(record: Mapping[str, Any], default_id: str, demands: Demands
         Unreadable: if it is none, or not what is demanded.
     """
     kept = {"id": default_id} | {key: value for key, value in record.items() if value is not None}
-    kept["messages"] = _messages(kept, demands.join_consecutive)
+    kept["messages"] = _messages(kept, demands.join_consecutive and "prompt_messages" not in kept)
     try:
         _check_outcomes(kept)
         conversation = Conversation.from_json(flagged(kept))

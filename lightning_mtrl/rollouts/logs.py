@@ -2,6 +2,7 @@
 
 A record is what `Conversation.to_json` gives. OpenAI's `messages` and ShareGPT's `conversations` are read as
 they are; what they lack takes the defaults of `Conversation.from_json`. A response of `weight` 0 is context.
+Rows of public data sets are told apart by their columns (`rollouts.public_data`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from lightning_mtrl.rollouts.columns import read_hub, read_parquet, write_parque
 from lightning_mtrl.rollouts.log_records import MARK, Demands, Unreadable, conversation_of, parsed
 from lightning_mtrl.rollouts.log_tokens import LogEncoder
 from lightning_mtrl.rollouts.outcomes import Outcomes
+from lightning_mtrl.rollouts.public_data import Row, records_of
 
 HUB = "hub:"
 MESSAGES_SHOWN = 5
@@ -150,20 +152,42 @@ def _found(path: str, demands: Demands, outcomes: Outcomes | None) -> Iterator[P
     """Each record's place (with its id, where it has one), and its conversation or why it has none."""
     ids: set[str] = set()
     for kind, number, found in _records(path):
-        record: Any = found
-        place = f"{kind} {number}"
-        try:
-            record = parsed(found)
-            place += f" (id {record['id']!r})" if "id" in record else ""
-            record = outcomes.joined(record) if outcomes is not None else record
-            conversation = conversation_of(record, f"{Path(path).stem}-{number}", demands)
-            if conversation.id in ids:
-                raise Unreadable("id twice", "another record before it has the same id.")
-        except Unreadable as error:
-            yield place, error
-        else:
-            ids.add(conversation.id)
-            yield place, conversation
+        place, name = f"{kind} {number}", f"{Path(path).stem}-{number}"
+        for part, record in enumerate(_parts(found)):
+            default_id = f"{name}-{part + 1}" if part else name
+            yield _placed(place, record, default_id, demands, outcomes, ids)
+
+
+def _parts(found: Any) -> list[Row | Unreadable]:
+    """The records of a line or row, or why there is none."""
+    try:
+        return list(records_of(parsed(found)))
+    except Unreadable as error:
+        return [error]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return [Unreadable("bad value", f"a value does not fit ({error!r}).")]
+
+
+def _placed(
+    place: str,
+    record: Row | Unreadable,
+    default_id: str,
+    demands: Demands,
+    outcomes: Outcomes | None,
+    ids: set[str],
+) -> Placed:
+    if isinstance(record, Unreadable):
+        return place, record
+    place += f" (id {record['id']!r})" if "id" in record else ""
+    try:
+        joined = outcomes.joined(record) if outcomes is not None else record
+        conversation = conversation_of(joined, default_id, demands)
+    except Unreadable as error:
+        return place, error
+    if conversation.id in ids:
+        return place, Unreadable("id twice", "another record before it has the same id.")
+    ids.add(conversation.id)
+    return place, conversation
 
 
 def _encoded(chunk: list[Placed], encoder: LogEncoder | None) -> Iterator[Placed]:
