@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import pytest
+
+from lightning_mtrl.evaluation.intervals import paired_interval
+from lightning_mtrl.rollouts.logs import read_conversations
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,3 +37,44 @@ def test_the_quickstart_plans_instead_of_grabbing(tmp_path: Path) -> None:
     assert 0.1 < first["success_rate"] < 0.4
     assert last["success_rate"] > 0.70
     assert last["success_rate_interval"][0] > first["success_rate_interval"][1]
+
+
+def _done(*arguments: object) -> None:
+    path = os.pathsep.join([str(ROOT / "tests" / "plugins"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "lightning_mtrl", *map(str, arguments)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _outcomes(file: Path, *options: str, conversations: int) -> list[float]:
+    """Talk to the environment, which the steps never see, with the policy that the options name."""
+    config = f"--config={ROOT / 'configs' / 'quickstart.yaml'}"
+    _done("collect", config, f"--output={file}", f"--conversations={conversations}", *options)
+    return [float(c.outcome or 0.0) for c in read_conversations(file, strict=True).conversations]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_three_steps_from_logs_raise_the_true_value_at_every_step(tmp_path: Path) -> None:
+    """Logs of 1,280 conversations a step, of `SuggestedResponse`, whose object the steps cannot even make.
+
+    RISES
+    """
+    policy: list[str] = []
+    measured = []
+    for number in range(4):
+        plain = ["--seed=1000000", "--data.explore_share=0", *policy]
+        measured.append(_outcomes(tmp_path / f"measured-{number}.jsonl", *plain, conversations=1500))
+        if number == 3:
+            break
+        logs, run = tmp_path / f"logs-{number}.jsonl", tmp_path / f"step-{number + 1}"
+        _outcomes(logs, f"--seed={number}", *policy, conversations=1280)
+        settings = ["--environment=hidden_environment.Hidden", "--algorithm.improvement.rounds=3"]
+        start = [f"--run={tmp_path / f'step-{number}'}"] if number else []
+        config = f"--config={ROOT / 'configs' / 'quickstart.yaml'}"
+        _done("improve", *(start or [config]), *settings, f"--logs={logs}", f"--run_dir={run}")
+        policy = [f"--model.adapter={run / 'adapters' / 'policy'}"]
+    rises = [fmean(after) - fmean(before) for before, after in pairwise(measured)]
+    assert min(rises) > 0, (rises, list(map(fmean, measured)))
+    for before, after in pairwise(measured):
+        assert paired_interval(after, before)[0] > 0, list(map(fmean, measured))
