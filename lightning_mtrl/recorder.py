@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from lightning.fabric.loggers.logger import Logger
@@ -233,8 +233,11 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
 
 
+Loaded = TypeVar("Loaded", bound=Learner)
+
+
 @dataclass
-class Run:
+class Run(Generic[Loaded]):
     """A run read back from its folder.
 
     Attributes:
@@ -246,11 +249,11 @@ class Run:
 
     config: RunConfig
     iteration: int
-    parts: Parts
+    parts: Loaded
     summary: Summary
 
 
-def load_run(folder: RunFolder | Path | str, iteration: int | None = None) -> Run:
+def load_run(folder: RunFolder | Path | str, iteration: int | None = None) -> Run[Parts]:
     """Read a run back, with the newest policy or that of an iteration (0 is pi_0).
 
     Raises:
@@ -265,10 +268,11 @@ def load_run(folder: RunFolder | Path | str, iteration: int | None = None) -> Ru
     return Run(config, number, parts, Summary.open(folder.summary))
 
 
-def load_learner(folder: RunFolder, iteration: int | None = None) -> tuple[int, Learner]:
-    """A run's policy number and what learned it, as `load_run`, but without its environment."""
+def load_learner(folder: RunFolder, iteration: int | None = None) -> Run[Learner]:
+    """Read a run back as `load_run` does, but without its environment."""
+    config = load_config(folder.config, environment=False)
     number, state = chosen(folder, iteration)
-    learner = assemble_learner(alone(load_config(folder.config, environment=False)))
+    learner = assemble_learner(alone(config))
     if state is not None:
         restore(learner, state)
-    return number, learner
+    return Run(config, number, learner, Summary.open(folder.summary))

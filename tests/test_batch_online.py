@@ -33,6 +33,7 @@ SMALL = [
     "--algorithm.improvement.rounds=2",
     "--algorithm.improvement.states=16",
     "--algorithm.improvement.certificate_states=16",
+    "--algorithm.improvement.accept=always",
     "--loop.iterations=2",
     "--validation.conversations=16",
 ]

@@ -152,7 +152,7 @@ def test_records_that_a_command_leaves_out_are_shown_with_their_counts(
         told = capsys.readouterr().err
         assert told.count(f"left out: {logs}, line 2: not JSON") == 1
         assert f"{logs}, line 3 (id 'a'): another record before it has the same id." in told
-        assert f"{logs}: 2 conversations read, 3 left out (not JSON 2, id twice 1)" in told
+        assert f"{logs}: 2 conversations read, 3 left out (not JSON 1, id twice 1, cut off 1)" in told
 
 
 def test_success_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import ArgumentParser
 
+from lightning_mtrl.class_lookup import class_named
 from lightning_mtrl.command_paths import add_run_options, expect_writable, open_run
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse
 from lightning_mtrl.runs.atomic import replacing_folder
 
 if TYPE_CHECKING:
+    from lightning_mtrl.assembly import Learner
     from lightning_mtrl.recorder import Run
     from lightning_mtrl.runs.folder import RunFolder
 
@@ -34,9 +36,9 @@ def main(arguments: Sequence[str]) -> None:
         )
     expect_writable("--output", output)
     from lightning_mtrl.models.saving import save_merged, save_role
-    from lightning_mtrl.recorder import load_run
+    from lightning_mtrl.recorder import load_learner
 
-    run = load_run(folder, options.iteration)
+    run = load_learner(folder, options.iteration)
     save = save_merged if options.merge else save_role
     with replacing_folder(output) as unfinished:
         save(run.parts.backbone, "policy", unfinished)
@@ -45,13 +47,14 @@ def main(arguments: Sequence[str]) -> None:
     print(f"Policy of iteration {run.iteration} in {output}")
 
 
-def _explain(run: Run, unfinished: Path, output: Path, folder: RunFolder) -> None:
+def _explain(run: Run[Learner], unfinished: Path, output: Path, folder: RunFolder) -> None:
     from lightning_mtrl.models.model_card import name_base, write_card
     from lightning_mtrl.models.tiny import TINY_MODELS, tiny_model_of
 
     config = run.config
     if (unfinished / "adapter_config.json").is_file():
-        embedded = TINY_MODELS[tiny_model_of(run.parts.environment)].folder
+        environment = class_named("environment", config.environment.class_path)
+        embedded = TINY_MODELS[tiny_model_of(environment)].folder
         name_base(unfinished, output, embedded if config.model.name == "tiny" else None)
     model = config.model
     facts = {

@@ -42,12 +42,13 @@ def main(arguments: Sequence[str]) -> None:
     from lightning_mtrl.rollouts.logs import LoadedLogs, stream_conversations, write_conversations
 
     _expect_critic(folder)
-    number, learner = load_learner(folder, options.iteration)
+    run = load_learner(folder, options.iteration)
+    learner = run.parts
     loaded, demands = LoadedLogs(), Demands(join_consecutive=options.join_consecutive)
     encoder = LogEncoder(learner.context.chat, learner.context.context_length)
     found = stream_conversations(options.logs, loaded, options.strict, demands, options.outcomes, encoder)
     write_conversations(output, scored(found, learner))
-    print(f"{loaded.counts()}; values by the critic of policy {number} in {output}")
+    print(f"{loaded.counts()}; values by the critic of policy {run.iteration} in {output}")
 
 
 def scored(conversations: Iterator[Conversation], learner: Learner) -> Iterator[Conversation]:

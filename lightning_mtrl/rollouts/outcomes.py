@@ -45,12 +45,19 @@ class Outcomes:
         return found
 
     def joined(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A record of a log with its outcome from here; its own holds where there is none."""
+        """A record of a log with its outcome from here; its own holds where there is none.
+
+        Outcomes of turns that add up to another one are those of an earlier scoring, and go.
+        """
         name = str(record.get("id"))
         if name not in self.by_id:
             return record
         self._met.add(name)
-        return {**record, "outcome": self.by_id[name][0]}
+        outcome, turns = self.by_id[name][0], record.get("turn_outcomes")
+        joined = {**record, "outcome": outcome}
+        if isinstance(turns, list) and not math.isclose(sum(map(_plain, turns)), outcome):
+            joined.pop("turn_outcomes", None)
+        return joined
 
     def left_over(self) -> Iterator[str]:
         """One message for each outcome that no record of the log asked for."""
@@ -105,6 +112,10 @@ def _object(line: str) -> Any:
         return json.loads(line)
     except ValueError:
         return None
+
+
+def _plain(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def _number(value: Any) -> float | None:

@@ -78,7 +78,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     def save_merged(backbone: FakeParts, role: str, folder: Path) -> None:
         (folder / f"merged-{role}").write_text("weights")
 
-    module("recorder", load_run=load_run)
+    module("recorder", load_run=load_run, load_learner=load_run)
     module("assembly", assemble=lambda config: FakeParts(config, asked))
     module("evaluation.validate", validate=validate)
     module("rollouts.logs", write_conversations=write_conversations)

@@ -259,6 +259,14 @@ def test_outcomes_of_another_file_join_by_id_and_bad_ones_are_counted(
         read_conversations(path, strict=True, demands=ASKED, outcomes=file)
 
 
+def test_outcomes_of_turns_that_contradict_a_joined_outcome_go(tmp_path: Path) -> None:
+    talk = (_user("x"), _bot("y"), _user("x"), _bot("y"))
+    given = [_line(*talk, name=name, outcome=None, turn_outcomes=[1, 0]) for name in ("a", "b")]
+    file = _outcomes(tmp_path / "outcomes.csv", "id,outcome\na,1\nb,0.5\n")
+    loaded = read_conversations(_file(tmp_path, *given), strict=True, outcomes=file)
+    assert [c.rewards for c in loaded.conversations] == [[1.0, 0.0], [0.0, 0.5]]
+
+
 def test_outcomes_that_are_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="outcomes were expected there"):
         read_conversations(_file(tmp_path, GOOD), outcomes=tmp_path / "none.csv")
