@@ -20,6 +20,7 @@ class _Batch:
 
     def __init__(self, features: Tensor, likelihoods: Tensor) -> None:
         self.features, self.likelihoods = features, likelihoods
+        self.input_ids = torch.zeros(len(features), 3, dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self.features)
