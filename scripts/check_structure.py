@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("algorithms", "credit"),
     ("modules", "rollouts", "evaluation", "runs"),
     ("models", "objectives", "environments"),
+    ("llm",),
     (
         "conversation",
         "batch",

@@ -11,6 +11,7 @@ from lightning_mtrl.credit.prime import PRIME
 from lightning_mtrl.credit.prm_config import PRMConfig
 from lightning_mtrl.credit.q_difference import QDifference
 from lightning_mtrl.credit.trajectory_share import TrajectoryShare
+from lightning_mtrl.credit.turn_judge import TurnJudge
 from lightning_mtrl.credit.uniform import Uniform
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "PivotalJudge",
     "QDifference",
     "TrajectoryShare",
+    "TurnJudge",
     "Uniform",
 ]

@@ -1,0 +1,203 @@
+"""A client of a language model that many conversations ask at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+from lightning_mtrl.errors import UserError
+from lightning_mtrl.llm.failures import Attempt, LLMFailure, attempt_of
+from lightning_mtrl.llm.json_replies import complaint_about, object_in
+from lightning_mtrl.llm.record import RequestRecord
+from lightning_mtrl.llm.server import Server
+
+Messages = Sequence[Mapping[str, str]]
+_NO_KEY = "none"  # the library wants one; servers without keys do not look at it
+
+
+@dataclass
+class Usage:
+    """What a client has used so far.
+
+    Attributes:
+        requests: attempts that went to the server.
+        recorded: replies that came out of the record instead.
+        retries: attempts after a failed one.
+        failures: requests that stayed without a usable reply.
+        prompt_tokens: as the server counts them.
+        completion_tokens: of its replies.
+        cost: of both, at the prices of the `Server`.
+    """
+
+    requests: int = 0
+    recorded: int = 0
+    retries: int = 0
+    failures: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
+
+@dataclass
+class _Connection:
+    """What belongs to one event loop."""
+
+    library: Any
+    slots: asyncio.Semaphore = field(repr=False)
+
+
+class ChatClient:
+    """Asks a `Server`, at most `concurrency` requests at a time, with time-outs and retries.
+
+    A copy (`copy.deepcopy`, as for every conversation) is the same client, so limits and counts are shared.
+
+    Args:
+        server: where and how.
+
+    Raises:
+        UserError: if the extra "llm" is not installed.
+    """
+
+    def __init__(self, server: Server) -> None:
+        if find_spec("openai") is None or find_spec("jsonschema") is None:
+            raise UserError(
+                "A language model shall be asked, but the package openai or jsonschema is not installed. Run "
+                "pip install 'lightning_mtrl[llm]'."
+            )
+        self.server = server
+        self.usage = Usage()
+        self._record = RequestRecord(server.record)
+        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    async def chat(self, messages: Messages, seed: int = 0) -> str:
+        """The reply to some messages.
+
+        Args:
+            messages: with "role" and "content".
+            seed: equal requests with equal seeds have equal replies where there is a record (and with servers
+                that look at it).
+
+        Raises:
+            LLMFailure: if there is no usable reply after all attempts.
+            UserError: if key, model or address are wrong.
+        """
+        request = {
+            "base_url": self.server.base_url,
+            "model": self.server.model,
+            "messages": [dict(message) for message in messages],
+            "temperature": self.server.temperature,
+            "max_tokens": self.server.max_tokens,
+            "seed": seed,
+        }
+        if (known := self._record.find(request)) is not None:
+            self.usage.recorded += 1
+            return str(known["content"])
+        try:
+            reply = await self._with_retries(request)
+        except LLMFailure:
+            self.usage.failures += 1
+            raise
+        self._record.add(request, reply)
+        return str(reply["content"])
+
+    async def chat_json(self, messages: Messages, schema: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
+        """The JSON object in the reply to some messages.
+
+        One that does not fit is shown to the model once, with what is wrong with it, to be mended.
+
+        Args:
+            messages: which ask for JSON.
+            schema: a JSON Schema that the object must fit.
+            seed: as in `chat`.
+
+        Raises:
+            LLMFailure: also if the mended reply does not fit.
+            UserError: as in `chat`.
+        """
+        said = await self.chat(messages, seed)
+        found = object_in(said)
+        if (wrong := complaint_about(found, schema)) is None:
+            return dict(found or {})
+        mend = (
+            f"That cannot be used: {wrong}. Answer once more, with one JSON object and nothing else. It must "
+            f"fit this schema: {json.dumps(schema)}"
+        )
+        again = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": mend}]
+        found = object_in(await self.chat(again, seed))
+        if complaint_about(found, schema) is not None:
+            self.usage.failures += 1
+            raise LLMFailure("reply does not fit the schema")
+        return dict(found or {})
+
+    async def _with_retries(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        server, connection = self.server, self._connection()
+        for number in range(server.retries + 1):
+            try:
+                async with connection.slots:
+                    return await self._once(connection, request)
+            except Attempt as failed:
+                if number == server.retries:
+                    raise LLMFailure(f"{failed}, {number + 1} attempts") from None
+                if failed.wait is not None and failed.wait > server.longest_wait_seconds:
+                    raise LLMFailure(f"{failed}, and it asks to wait too long") from None
+                backoff = min(server.backoff_seconds * 2**number, server.longest_wait_seconds)
+                self.usage.retries += 1
+                await asyncio.sleep(backoff if failed.wait is None else failed.wait)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _once(self, connection: _Connection, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One attempt.
+
+        Raises:
+            Attempt: if another one may succeed.
+        """
+        import openai
+
+        sent = {key: value for key, value in request.items() if key != "base_url"}
+        self.usage.requests += 1
+        server = self.server
+        try:
+            async with asyncio.timeout(server.timeout_seconds):
+                completion = await connection.library.chat.completions.create(**sent)
+        except TimeoutError:
+            raise Attempt("no reply in time") from None
+        except (openai.OpenAIError, ValueError) as error:
+            raise attempt_of(error, server.model, server.base_url, server.api_key_variable) from None
+        return self._counted(completion)
+
+    def _counted(self, completion: Any) -> dict[str, Any]:
+        choices = getattr(completion, "choices", None)
+        message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
+        content = getattr(message, "content", None)
+        if not isinstance(content, str) or not content.strip():
+            raise Attempt("empty reply")
+        used = getattr(completion, "usage", None)
+        asked, said = (int(getattr(used, name, 0) or 0) for name in ("prompt_tokens", "completion_tokens"))
+        self.usage.prompt_tokens += asked
+        self.usage.completion_tokens += said
+        self.usage.cost += (asked * self.server.input_price + said * self.server.output_price) / 1e6
+        return {"content": content, "prompt_tokens": asked, "completion_tokens": said}
+
+    def _connection(self) -> _Connection:
+        """Connections and limits of this event loop; the library's own retries are off, ours count them."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._connections:
+            from openai import AsyncOpenAI
+
+            library = AsyncOpenAI(
+                api_key=os.environ.get(self.server.api_key_variable) or _NO_KEY,
+                base_url=self.server.base_url,
+                timeout=self.server.timeout_seconds,
+                max_retries=0,
+            )
+            self._connections[loop] = _Connection(library, asyncio.Semaphore(self.server.concurrency))
+        return self._connections[loop]
