@@ -83,6 +83,7 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
         "rows": data.rows,
         "context_length": context.context_length,
         "max_turns": data.max_turns,
+        "max_failure_share": data.max_failure_share,
         "show_progress": show_progress,
         "processes": context.processes,
     }

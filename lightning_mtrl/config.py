@@ -30,7 +30,7 @@ from lightning_mtrl.ranges import (
 _DATA_RANGES = {
     COUNT: ("conversations", "group_size", "max_turns", "rows", "max_response_tokens", "batch_size"),
     PART: ("validation_share", "earlier_share"),
-    SHARE: ("explore_share", "persona_share"),
+    SHARE: ("explore_share", "persona_share", "max_failure_share"),
     MIN_P: ("min_p", "explore_min_p"),
     HEAT: ("temperature", "explore_temperature"),
     TOP_K: ("top_k",),
@@ -139,6 +139,8 @@ class DataConfig:
             such conversations has the Q of the policy mixed with its personas, not that of the policy: its
             later responses are the persona's too. A lower `evaluation.td_lambda` lessens that.
         persona_share: share of conversations that are led under one of the `personas`.
+        max_failure_share: a collection is stopped once more than this share of its conversations has failed,
+            as with a server that is down; what had ended is kept.
         file_format: how rollouts are stored.
         batch_size: conversations in a batch, for evaluation of the policy.
     """
@@ -159,6 +161,7 @@ class DataConfig:
     explore_min_p: float = 0.001
     personas: list[str] = field(default_factory=list)
     persona_share: float = 0.0
+    max_failure_share: float = 0.5
     file_format: Literal["jsonl", "parquet"] = "parquet"
     batch_size: int = 32
 

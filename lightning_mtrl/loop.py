@@ -17,6 +17,7 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.validate import Validation, validate
 from lightning_mtrl.launching import launch
 from lightning_mtrl.recorder import Recorder
+from lightning_mtrl.rollouts.collection import TooManyFailures
 from lightning_mtrl.runs.folder import RunFolder
 
 
@@ -82,12 +83,16 @@ class PolicyIterationLoop:
         """Conversations of the current policy, and a share of earlier policies' for the critic."""
         parts, data = self.parts, self.config.data
         with self.phase("collect", iteration), parts.backbone.sampling("policy") as model:
-            rollouts = parts.collector.collect(
-                model,
-                conversations=data.conversations,
-                seed=derived_seed(self.config.seed, iteration, "environment"),
-                policy=policy_name(iteration),
-            )
+            try:
+                rollouts = parts.collector.collect(
+                    model,
+                    conversations=data.conversations,
+                    seed=derived_seed(self.config.seed, iteration, "environment"),
+                    policy=policy_name(iteration),
+                )
+            except TooManyFailures as stopped:
+                self.recorder.rollouts(iteration, stopped.rollouts)
+                raise
         self.recorder.rollouts(iteration, rollouts)
         fresh = rollouts.conversations
         wanted = round(len(fresh) * data.earlier_share / (1 - data.earlier_share))

@@ -81,11 +81,16 @@ def _expect_groups(conversations: int | None, config: RunConfig) -> None:
 
 
 def _collect(parts: Parts, output: Path, conversations: int | None, seed: int, policy: str) -> None:
+    from lightning_mtrl.rollouts.collection import TooManyFailures
     from lightning_mtrl.rollouts.logs import write_conversations
 
     number = parts.config.data.conversations if conversations is None else conversations
     with parts.backbone.sampling("policy") as model:
-        rollouts = parts.collector.collect(model, conversations=number, seed=seed, policy=policy)
+        try:
+            rollouts = parts.collector.collect(model, conversations=number, seed=seed, policy=policy)
+        except TooManyFailures as stopped:
+            write_conversations(output, stopped.rollouts.conversations)
+            raise
     write_conversations(output, rollouts.conversations)
     print(f"{len(rollouts.conversations)} conversations of {policy} in {output}")
     for cause, count in rollouts.dropped.items():

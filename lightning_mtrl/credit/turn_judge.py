@@ -6,10 +6,12 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.llm.client import ChatClient
 from lightning_mtrl.llm.server import Server
 
-_TASK = """You weigh the turns of a finished conversation between a user and an assistant. For each of \
-the assistant's {number} numbered messages say how much it did for the result, as a number from 0 (nothing, or \
-harm) to 10 (it decided the result). Judge a question by what the answer to it made possible. Reply with JSON only: \
-{{"weights": [one number for each message, in order]}}."""
+_TASK = (
+    "You weigh the turns of a finished conversation between a user and an assistant. For each of the "
+    "assistant's {number} numbered messages say how much it did for the result, as a number from 0 (nothing, "
+    "or harm) to 10 (it decided the result). Judge a question by what the answer to it made possible. Reply "
+    'with JSON only: {{"weights": [one number for each message, in order]}}.'
+)
 
 
 class TurnJudge:

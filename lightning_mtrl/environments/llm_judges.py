@@ -109,8 +109,8 @@ class DiagnosisJudge:
             _asked(
                 "You grade diagnoses. Compare the assistant's final diagnosis and advice in a conversation "
                 "with the right one: 10 for the same illness, 5 for one of the same kind or organ, 0 for "
-                'none or a wrong one, and numbers between them. Reply with JSON only: {"diagnosis": "what the '
-                'assistant says, or nothing", "score": a number from 0 to 10}.',
+                'none or a wrong one, and numbers between them. Reply with JSON only: {"diagnosis": "what '
+                'the assistant says, or nothing", "score": a number from 0 to 10}.',
                 scenario,
                 talk,
             ),

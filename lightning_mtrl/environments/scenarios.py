@@ -81,9 +81,8 @@ class FileScenarios:
         if not file.is_file():
             raise UserError(f"scenarios: {path} is not a file, but JSON lines were expected there.")
         lines = file.read_text(encoding="utf-8").splitlines()
-        self._scenarios = [
-            _scenario(path, place, line) for place, line in enumerate(lines, 1) if line.strip()
-        ]
+        numbered = enumerate(lines, start=1)
+        self._scenarios = [_scenario(path, place, line) for place, line in numbered if line.strip()]
         if not self._scenarios:
             raise UserError(f"scenarios: {path} is empty, but at least one line was expected.")
 
@@ -102,7 +101,6 @@ def _scenario(path: str, place: int, line: str) -> Scenario:
         raise UserError(
             f"scenarios: {path}, line {place}: an object with the texts {', '.join(needed)} was expected."
         )
+    request, goal, reference = (str(found[name]) for name in needed)
     instructions = found.get("instructions")
-    return Scenario(
-        *(found[name] for name in needed), instructions=None if instructions is None else str(instructions)
-    )
+    return Scenario(request, goal, reference, None if instructions is None else str(instructions))

@@ -44,7 +44,7 @@ class RequestRecord:
 
 
 def _replies_in(path: Path) -> dict[str, Mapping[str, Any]]:
-    known = {}
+    known: dict[str, Mapping[str, Any]] = {}
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             with suppress(ValueError, KeyError, TypeError):

@@ -45,18 +45,43 @@ class Rollouts:
 
         Raises:
             UserError: if every conversation failed.
+            TooManyFailures: if a share was stopped since so many did.
         """
         dropped = sum((share.dropped for share in shares), Counter[str]())
         conversations = [c for share in shares for c in share.conversations]
         if not conversations:
+            error = next((share.error for share in shares if share.error is not None), None)
+            if isinstance(error, UserError):
+                raise error
             causes = "; ".join(f"{cause} ({count} times)" for cause, count in dropped.most_common(5))
             raise UserError(
                 f"environment: every conversation failed, so there is nothing to learn from: {causes}. "
                 f"Mend the environment, or whatever serves it, and start again."
-            ) from next((share.error for share in shares if share.error is not None), None)
+            ) from error
         tokens = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
         truncated = sum(c.truncated for c in conversations)
-        return cls(conversations, dict(sorted(dropped.items())), truncated, tokens, seconds)
+        rollouts = cls(conversations, dict(sorted(dropped.items())), truncated, tokens, seconds)
+        if any(share.stopped for share in shares):
+            raise TooManyFailures(rollouts)
+        return rollouts
+
+
+class TooManyFailures(UserError):
+    """So many conversations failed that going on would waste what the rest costs.
+
+    Attributes:
+        rollouts: the conversations that had ended by then.
+    """
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        failed, causes = Counter(rollouts.dropped), Counter(rollouts.dropped).most_common(5)
+        told = "; ".join(f"{cause} ({count} times)" for cause, count in causes)
+        super().__init__(
+            f"environment: {failed.total()} conversations failed, so the collection was stopped (see "
+            f"data.max_failure_share): {told}. {len(rollouts.conversations)} conversations had ended and are "
+            f"kept. Mend the environment, or whatever serves it, and start again."
+        )
+        self.rollouts = rollouts
 
 
 @dataclass(frozen=True)
@@ -67,11 +92,13 @@ class Share:
         conversations: in the order of their indices, without those that were dropped.
         dropped: number of dropped conversations by cause.
         error: the first exception of an environment; it is not sent to other processes.
+        stopped: True if it was given up, since too many conversations had failed.
     """
 
     conversations: list[Conversation]
     dropped: Counter[str]
     error: Exception | None
+    stopped: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         # An exception of somebody's environment may be one that cannot be sent.
@@ -89,6 +116,7 @@ class Terms:
     max_turns: int
     explore_temperature: float
     explore_min_p: float
+    max_failure_share: float = 1.0
 
 
 class Collection:
@@ -114,6 +142,7 @@ class Collection:
         self._waiting = waiting
         self._model = model
         self._rows = min(terms.rows, len(waiting))
+        self._allowed_failures = terms.max_failure_share * len(waiting)
         # A response, and the header behind it at which a critic reads: room that every turn needs.
         self._room = terms.sampling.max_response_tokens + len(self._chat.header_ids) + 1
         self._free = list(range(self._rows))
@@ -140,7 +169,7 @@ class Collection:
     def run(self) -> None:
         """Admit, listen to the environments, and let the policy speak; until nobody is left."""
         try:
-            while self._waiting or self._talking:
+            while (self._waiting or self._talking) and not self._is_hopeless:
                 self._admit()
                 self._listen()
                 if self._responding():
@@ -153,7 +182,13 @@ class Collection:
 
     def share(self) -> Share:
         """What was collected."""
-        return Share([self._done[index] for index in sorted(self._done)], self._dropped, self._error)
+        done = [self._done[index] for index in sorted(self._done)]
+        return Share(done, self._dropped, self._error, self._is_hopeless)
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Too many failed, or one by a mistake of the user that the rest share, such as a wrong key."""
+        return self._dropped.total() > self._allowed_failures or isinstance(self._error, UserError)
 
     def _admit(self) -> None:
         """Give free rows to waiting conversations."""
@@ -242,5 +277,6 @@ class Collection:
 
     def _drop(self, cause: str, error: Exception | None = None) -> None:
         self._dropped[cause] += 1
-        self._error = self._error or error
+        if self._error is None or isinstance(error, UserError):
+            self._error = error
         self._progress.finish(None, dropped=True)

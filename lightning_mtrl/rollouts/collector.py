@@ -50,6 +50,8 @@ class Collector:
             (or groups). `prompt` and `prompt_ids` hold what was sampled from, persona included, and
             `metadata["persona"]` the text.
         persona_share: that share.
+        max_failure_share: the collection is stopped once more than this share of its conversations (in one
+            process: of its own) has failed.
         show_progress: a bar on a terminal, one line at the end elsewhere.
         task: what the conversations are for, to be shown there: "collect" or "validate".
         processes: share each collection out among them, by whole groups; all of them get all conversations.
@@ -73,6 +75,7 @@ class Collector:
         explore_min_p: float = 0.001,
         personas: tuple[str, ...] = (),
         persona_share: float = 0.0,
+        max_failure_share: float = 1.0,
         show_progress: bool = True,
         task: str = "collect",
         processes: Processes | None = None,
@@ -88,6 +91,7 @@ class Collector:
         for key, value, allowed in (
             ("explore_share", explore_share, SHARE),
             ("persona_share", persona_share, SHARE),
+            ("max_failure_share", max_failure_share, SHARE),
             ("explore_min_p", explore_min_p, MIN_P),
             ("explore_temperature", explore_temperature, HEAT),
         ):
@@ -96,7 +100,14 @@ class Collector:
             bool(personas) or persona_share == 0, "personas", personas, "at least one text for persona_share"
         )
         self._terms = Terms(
-            chat, sampling, rows, context_length, max_turns, explore_temperature, explore_min_p
+            chat,
+            sampling,
+            rows,
+            context_length,
+            max_turns,
+            explore_temperature,
+            explore_min_p,
+            max_failure_share,
         )
         self._environment, self._group_size, self._explore_share = environment, group_size, explore_share
         self._personas, self._persona_share = personas, persona_share
@@ -119,6 +130,7 @@ class Collector:
             UserError: if `conversations` is not a multiple of `group_size`, if a prompt of the first
                 batch leaves no room for a response (before anything is sampled; one of a later batch
                 is dropped and counted), or if every conversation failed.
+            TooManyFailures: if more than `max_failure_share` did; it has the conversations that ended.
         """
         if conversations < 1 or conversations % self._group_size or first % self._group_size:
             raise UserError(
