@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lightning_mtrl.conversation import Conversation, Message
 from lightning_mtrl.environments.protocol import Environment, Observation, Transition
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.collection import TooManyFailures
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.sampling import SamplingConfig
@@ -462,3 +463,48 @@ def test_a_slow_environment_does_not_hold_up_the_other_conversations() -> None:
     rollouts = _collector(Latecomer(), rows=4).collect(_model(), conversations=4, seed=0, policy="p")
     assert rollouts.dropped == {}
     assert [len(c.turns) for c in rollouts.conversations] == [1, 3, 3, 3]
+
+
+class SometimesDown(Dialogue):
+    """Its simulator is down from the second turn on, for all but every sixth conversation."""
+
+    def reset(self, seed: int) -> Observation:
+        self.kind = seed % 6
+        self.left = 1 if self.kind == 0 else 3
+        return Observation("10 9")
+
+    def step(self, response: str | None) -> Transition:
+        if self.left == 2:
+            raise ConnectionError("refused")
+        return super().step(response)
+
+
+def test_a_collection_that_mostly_fails_is_stopped_and_keeps_what_had_ended() -> None:
+    model = _model()
+    whole = _collector(SometimesDown(), rows=10).collect(model, conversations=60, seed=0, policy="p")
+    failed = sum(whole.dropped.values())
+    assert 30 < failed < 60
+    with pytest.raises(TooManyFailures, match=r"data\.max_failure_share.*ConnectionError: refused") as info:
+        _collector(SometimesDown(), rows=10, max_failure_share=0.3).collect(
+            model, conversations=60, seed=0, policy="p"
+        )
+    kept = info.value.rollouts
+    assert 18 < sum(kept.dropped.values()) <= 18 + 10
+    assert 0 < len(kept.conversations) < len(whole.conversations)
+    assert {c.id for c in kept.conversations} < {c.id for c in whole.conversations}
+    assert all(c.outcome == 0.25 for c in kept.conversations)
+    allowed = _collector(SometimesDown(), rows=10, max_failure_share=failed / 60)
+    assert allowed.collect(model, conversations=60, seed=0, policy="p").dropped == whole.dropped
+
+
+def test_a_users_mistake_in_an_environment_ends_the_collection_at_once() -> None:
+    asked = []
+
+    class WrongKey(Dialogue):
+        def step(self, response: str | None) -> Transition:
+            asked.append(response)
+            raise UserError("the key is missing or wrong")
+
+    with pytest.raises(UserError, match=r"^the key is missing or wrong$"):
+        _collector(WrongKey(), rows=3).collect(_model(), conversations=30, seed=0, policy="p")
+    assert len(asked) == 3
