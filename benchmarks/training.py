@@ -70,7 +70,9 @@ def compare(case: str, a: argparse.Namespace) -> dict[str, Any]:
         command(peer_python, "training_trl.py", case, a.peer_micro_batch, a),
     ]
     ours, peer = measuring.take_turns(commands, a.rounds)
-    row = {"case": case, "rounds": a.rounds, "ours": ours.summary(), "peer": peer.summary()}
+    row: dict[str, Any] = {"case": case, "rounds": a.rounds, "ours": ours.summary(), "peer": peer.summary()}
+    # A busy machine takes time from both, but work done per second of a core is what it was.
+    row["cpu_ratio"] = peer.median("cpu_seconds") / ours.median("cpu_seconds")
     for key in ("tokens_per_second", "peak_mib"):
         row[f"{key}_ratio"] = ours.median(key) / peer.median(key)
     return row
@@ -85,13 +87,14 @@ def shown(row: dict[str, Any]) -> list[str]:
         f"{ours['tokens_per_second']:.0f}",
         f"{peer['tokens_per_second']:.0f}",
         f"{row['tokens_per_second_ratio']:.2f} (>= {faster})",
+        f"{row['cpu_ratio']:.2f}",
         f"{ours['peak_mib']:.0f}",
         f"{peer['peak_mib']:.0f}",
         f"{row['peak_mib_ratio']:.2f} (<= {smaller})",
     ]
 
 
-HEADER = ["case", "peer", "ours, tokens/s", "peer", "ratio", "ours, peak MiB", "peer", "ratio"]
+HEADER = ["case", "peer", "ours, tokens/s", "peer", "ratio", "of CPU time", "ours, peak MiB", "peer", "ratio"]
 
 
 def main() -> None:

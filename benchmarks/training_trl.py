@@ -59,23 +59,23 @@ class Turns(TrainerCallback):
 
     def __init__(self, tokens: int) -> None:
         self.tokens, self.away, self.turns = tokens, 0.0, measuring.turns()
-        self.start = 0.0
+        self.start, self.worked = 0.0, 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._wait()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         seconds = time.perf_counter() - self.start - self.away
-        measuring.report(
-            seconds=seconds, tokens_per_second=self.tokens / seconds, peak_mib=measuring.peak_mib()
-        )
+        cpu, peak = time.process_time() - self.worked, measuring.peak_mib()
+        rate = self.tokens / seconds
+        measuring.report(seconds=seconds, cpu_seconds=cpu, tokens_per_second=rate, peak_mib=peak)
         self._wait(control)
 
     def _wait(self, control: Any = None) -> None:
         if next(self.turns, None) is None:
             raise SystemExit
         measuring.give_back()
-        self.start, self.away = time.perf_counter(), 0.0
+        self.start, self.worked, self.away = time.perf_counter(), time.process_time(), 0.0
 
 
 def random_generation(a: argparse.Namespace, turns: Turns, vocabulary: int) -> Callable[..., Any]:
