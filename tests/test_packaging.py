@@ -49,7 +49,7 @@ def test_the_package_imports_only_what_it_declares() -> None:
     assert not imported_by(ROOT / "lightning_mtrl") - known
 
 
-@pytest.mark.parametrize("extra", ["dev", "games", "gguf", "llm", "math", "notebooks"])
+@pytest.mark.parametrize("extra", ["benchmarks", "dev", "games", "gguf", "llm", "math", "notebooks"])
 def test_what_is_declared_is_pinned(extra: str) -> None:
     assert len(pins()) > 50
     assert not declared(extra) - pins().keys()
