@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.llm.failures import Attempt, LLMFailure, attempt_of
-from lightning_mtrl.llm.json_replies import complaint_about, object_in
+from lightning_mtrl.llm.json_replies import complaint_about, kind_of_misfit, object_in
 from lightning_mtrl.llm.record import RequestRecord
 from lightning_mtrl.llm.server import Server
 
@@ -133,9 +133,9 @@ class ChatClient:
         )
         again = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": mend}]
         found = object_in(await self.chat(again, seed))
-        if complaint_about(found, schema) is not None:
+        if (cause := kind_of_misfit(found, schema)) is not None:
             self.usage.failures += 1
-            raise LLMFailure("reply does not fit the schema")
+            raise LLMFailure(cause)
         return dict(found or {})
 
     async def _with_retries(self, request: Mapping[str, Any]) -> dict[str, Any]:

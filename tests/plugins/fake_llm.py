@@ -22,6 +22,7 @@ class Answer:
         headers: more of them.
         body: the whole body, in place of a completion.
         seconds: wait before it.
+        cut: whether the connection closes in the middle of the body.
     """
 
     text: str | None = "ok"
@@ -29,6 +30,7 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = ()
     body: str | None = None
     seconds: float = 0.0
+    cut: bool = False
 
 
 @dataclass
@@ -81,7 +83,8 @@ def serving(answer: Callable[[dict[str, Any]], Answer] | Sequence[Answer]) -> It
                 self.send_header("content-type", "application/json")
                 self.send_header("content-length", str(len(text.encode())))
                 self.end_headers()
-                self.wfile.write(text.encode())
+                self.wfile.write(text.encode()[: len(text) // 2 if said.cut else None])
+                self.close_connection = said.cut
             except ConnectionError:
                 return  # the client did not wait
 
