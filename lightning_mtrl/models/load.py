@@ -176,7 +176,19 @@ def _weights(source: _Source, dtype: torch.dtype, quantization: Any = None) -> P
         )
     checked: PreTrainedModel = model
     _keep_trainable(checked)
+    if quantization is not None:
+        _leave_file(checked)
     return checked
+
+
+def _leave_file(model: PreTrainedModel) -> None:
+    """Copy the weights that are not in 4 bits out of the file that they are mapped from.
+
+    As long as one of them is there, every page of the file that was read while loading stays resident.
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.device.type == "cpu":
+            parameter.data = parameter.data.clone()
 
 
 def _keep_trainable(model: PreTrainedModel) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
 from lightning_mtrl.config import RunConfig
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.planning.blank_run import BlankRun, blank_run
@@ -129,7 +130,17 @@ def plan_memory(config: RunConfig, tokens: int | None = None) -> MemoryPlan:
     device = device_of(config.fabric.accelerator)
     extent = _extent(run, tokens)
     held = (Part("libraries", libraries_bytes(device)), *_weights(run))
-    return MemoryPlan(device, extent.tokens, held, tuple(_Steps(run, device, extent).all()))
+    try:
+        steps = tuple(_Steps(run, device, extent).all())
+    except RuntimeError as error:
+        # Such as a mixture of experts, which looks at numbers to know who computes what.
+        kind, told = type(run.backbone.causal("base")).__name__, str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"model.name is {config.model.name!r}, a {kind}, whose passes cannot be pretended, so there is "
+            f"no plan ({told}). Its weights take {run.base / 2**30:.2f} GiB. Try the run itself with a small "
+            f"data.rows and small micro-batches."
+        ) from error
+    return MemoryPlan(device, extent.tokens, held, steps)
 
 
 def _extent(run: BlankRun, tokens: int | None) -> Extent:
@@ -265,7 +276,6 @@ class _Steps:
 
 def _adapted_bytes(backbone: Backbone) -> int:
     """Bytes of the base's layers that have an adapter."""
-    weights = (
-        cast(torch.Tensor, layer.get_base_layer().weight) for layer in backbone.adapted_layers("policy")
-    )
+    layers = (layer.get_base_layer() for layer in backbone.adapted_layers("policy"))
+    weights = (weight for layer in layers for weight in layer.parameters(recurse=False))
     return _bytes({id(weight): weight for weight in weights}.values())

@@ -225,3 +225,16 @@ def test_a_mistake_is_told_before_anything_is_built(capsys: pytest.CaptureFixtur
     assert "'./nowhere'" in capsys.readouterr().err
     assert cli.main(["fit", "--plan", "maybe"]) == 2
     assert "--plan" in capsys.readouterr().err
+
+
+def test_a_model_whose_passes_need_numbers_is_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_size": 64,
+        "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 1000, "max_position_embeddings": 512, "num_local_experts": 4,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert cli.main(["fit", "--plan", f"--model.name={tmp_path}"]) == 2
+    assert "MixtralForCausalLM, whose passes cannot be pretended" in capsys.readouterr().err
