@@ -120,6 +120,7 @@ def take_turns(commands: Sequence[Sequence[str]], rounds: int) -> list[Engine]:
         for _ in range(rounds):
             for engine in engines:
                 engine.taken.append(engine.turn())
+                print(engine.facts["engine"], engine.taken[-1], file=sys.stderr, flush=True)
     finally:
         for engine in engines:
             engine.close()

@@ -22,7 +22,7 @@ import measuring
 
 HERE = Path(__file__).parent
 VOCABULARIES = (49_152, 262_144)
-TOKENS = (1024, 4096, 16_384, 65_536)
+TOKENS = (1024, 8192, 65_536)
 PLAIN_ELEMENTS = 2**28  # logits that a plain softmax is shown with; it takes three times their memory
 STYLES = {"frozen": "-o", "trained": "--s", "plain": ":x"}
 
