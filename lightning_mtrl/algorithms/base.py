@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.processes import Processes
 
 if TYPE_CHECKING:

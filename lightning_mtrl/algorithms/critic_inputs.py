@@ -14,10 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.passes import rows_in_pass
-from lightning_mtrl.algorithms.workload import Extent, Pass
 from lightning_mtrl.batch import ConversationBatch, TurnFeatures, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.modules.workload import Extent, Pass
 
 SCORING_BATCH = 128  # conversations in a pass without gradients, at most
 

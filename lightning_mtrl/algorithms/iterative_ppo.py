@@ -29,13 +29,13 @@ from lightning_mtrl.algorithms.policy_improvement import SingleTurnImprover
 from lightning_mtrl.algorithms.ranges import expect
 from lightning_mtrl.algorithms.round_passes import round_passes
 from lightning_mtrl.algorithms.stepping import Stepper
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.figures import calibration_figure
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling
 from lightning_mtrl.rollouts.datamodule import State
 
 # Added to a phase's seed, which is below it: the certificate's samples are not those of any round.

@@ -34,7 +34,6 @@ from lightning_mtrl.algorithms.passes import (
     token_values,
 )
 from lightning_mtrl.algorithms.stepping import Stepper
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import CreditAssigner
@@ -43,6 +42,7 @@ from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.surrogate import MEAN_OVER
 from lightning_mtrl.modules.value_head import ValueHead
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling, module_passes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

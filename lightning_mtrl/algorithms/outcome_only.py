@@ -15,11 +15,11 @@ from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.batch import ConversationBatch, ImprovementBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.policy import KLTerm, Policy
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling, module_passes
 
 
 @dataclass(frozen=True)

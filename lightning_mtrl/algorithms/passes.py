@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lightning_mtrl.algorithms.base import Context
-from lightning_mtrl.algorithms.workload import Extent
 from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, TokenBatch
 from lightning_mtrl.modules.base import scored_logprobs
+from lightning_mtrl.modules.workload import Extent
 from lightning_mtrl.processes import Processes
 
 TOKENS_IN_PASS = 16384  # padding included, in a pass without gradients

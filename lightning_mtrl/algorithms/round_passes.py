@@ -5,9 +5,9 @@ from __future__ import annotations
 from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
 from lightning_mtrl.algorithms.passes import rows_in_pass
 from lightning_mtrl.algorithms.policy_improvement import SCORING_STATES
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling
 
 
 def round_passes(

@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lightning_mtrl import objectives
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.prm_config import PRMConfig
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling, module_passes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,6 @@ from lightning_mtrl.algorithms.passes import (
     token_values,
 )
 from lightning_mtrl.algorithms.stepping import Stepper
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.batch import ConversationBatch, ReferencedBatch, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import CreditAssigner
@@ -27,6 +26,7 @@ from lightning_mtrl.credit.probe import PRMProbe
 from lightning_mtrl.credit.probe_figures import probe_figures
 from lightning_mtrl.evaluation.ranking import ranking_report
 from lightning_mtrl.modules.implicit_prm import ImplicitPRM
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling, module_passes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,12 +11,12 @@ from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs, critic_passes
 from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, predict
 from lightning_mtrl.algorithms.stepping import Stepper
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import Credit, CreditAssigner, turn_ends, turn_mask
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling
 
 if TYPE_CHECKING:
     from lightning_mtrl.algorithms.base import Context

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from lightning_mtrl.algorithms.workload import Pass, Sampling
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.logprobs import token_logprobs, token_logprobs_and_entropies
+from lightning_mtrl.modules.workload import Pass, Sampling
 from lightning_mtrl.planning.pretend import LiveBytes, Pretence
 from lightning_mtrl.rollouts.cache import PackedCache
 from lightning_mtrl.rollouts.memory import MASK_CELLS_PER_FORWARD, TOKENS_PER_FORWARD

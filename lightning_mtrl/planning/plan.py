@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.modules.base import RoleModule
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling
 from lightning_mtrl.planning.blank_run import BlankRun, blank_run
 from lightning_mtrl.planning.devices import Device, device_of, libraries_bytes
 from lightning_mtrl.planning.passes import PassMemory, pass_memory, sampling_memory
