@@ -145,15 +145,17 @@ def test_judges_read_their_verdict(make: Callable[[Server], Any], said: str, out
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "said", "cause"),
     [
-        (AccuracyJudge, '{"answer": "7", "correct": "yes"}'),
-        (DiagnosisJudge, '{"diagnosis": "flu", "score": 11}'),
-        (DocumentJudge, "I found no document."),
+        (AccuracyJudge, '{"answer": "7", "correct": "yes"}', "does not fit"),
+        (DiagnosisJudge, '{"diagnosis": "flu", "score": 11}', "out of range"),
+        (DocumentJudge, "I found no document.", "no JSON object"),
     ],
 )
-def test_a_verdict_that_does_not_fit_is_a_failure(make: Callable[[Server], Any], said: str) -> None:
-    with serving([Answer(said)]) as fake, pytest.raises(LLMFailure, match="does not fit"):
+def test_a_verdict_that_does_not_fit_is_a_failure(
+    make: Callable[[Server], Any], said: str, cause: str
+) -> None:
+    with serving([Answer(said)]) as fake, pytest.raises(LLMFailure, match=cause):
         asyncio.run(make(at(fake.base_url)).score(CASE, TALK))
 
 
