@@ -40,6 +40,7 @@ def build(data: DataConfig, validation: ValidationConfig) -> None:
         explore_min_p=data.explore_min_p,
         personas=tuple(data.personas),
         persona_share=data.persona_share,
+        max_failure_share=data.max_failure_share,
     )
     RolloutDataModule(batch_size=data.batch_size, validation_share=data.validation_share)
 
@@ -57,7 +58,7 @@ def accepted(part: Any, name: str, value: float) -> Any:
 
 
 def test_every_number_was_tried() -> None:
-    assert len({name for name, _ in CASES}) == 16
+    assert len({name for name, _ in CASES}) == 17
 
 
 @pytest.mark.parametrize(("name", "value"), CASES)

@@ -109,7 +109,9 @@ def test_every_credit_and_every_estimator_moves_the_policy(
     assert torch.equal(initial, before)
     assert improvement.accepted
     assert {"outcome", "zero_variance_groups"} <= set(signal.metrics)
-    assert {"kl", "response_tokens", "turns", "advantage_std", "left_out"} == set(improvement.metrics)
+    agreement = {f"behaviour_{name}" for name in ("difference_max", "difference_mean", "kl", "recomputed")}
+    measured = {"kl", "response_tokens", "turns", "advantage_std", "left_out"}
+    assert measured | agreement == set(improvement.metrics)
     assert (improvement.metrics["left_out"] > 0) == (signal.metrics.get("judge_failures", 0) > 0)
     assert all(math.isfinite(value) for value in improvement.metrics.values())
     assert abs(improvement.metrics["kl"]) < 1e-3  # the first rollouts are those of pi_0
