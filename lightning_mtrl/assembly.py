@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from lightning_mtrl.parsing import build_algorithm, build_environment
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.datamodule import RolloutDataModule
+from lightning_mtrl.rollouts.policy_server import PolicyServer
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
 
@@ -68,8 +70,19 @@ class Parts(Learner):
     validator: Collector
 
 
-def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress: bool = True) -> Parts:
+def assemble(
+    config: RunConfig,
+    loggers: list[Any] | None = None,
+    show_progress: bool = True,
+    served: Path | None = None,
+) -> Parts:
     """Load the model and build every part; nothing is sampled or trained yet.
+
+    Args:
+        config: of the run.
+        loggers: for Fabric.
+        show_progress: of the collections.
+        served: folder for the adapters of `data.server`; None samples here, whatever it says.
 
     Raises:
         UserError: if a part of the configuration cannot work.
@@ -79,6 +92,9 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
         config, tiny_model_of(environment) if config.model.name == "tiny" else "sales", loggers
     )
     data = config.data
+    server = None
+    if served is not None and data.server.base_url is not None:
+        server = PolicyServer(data.server, context.backbone, served, context.processes)
     shared: dict[str, Any] = {
         "rows": data.rows,
         "context_length": context.context_length,
@@ -86,6 +102,7 @@ def assemble(config: RunConfig, loggers: list[Any] | None = None, show_progress:
         "max_failure_share": data.max_failure_share,
         "show_progress": show_progress,
         "processes": context.processes,
+        "server": server,
     }
     collector = Collector(
         environment,

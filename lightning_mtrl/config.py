@@ -26,6 +26,7 @@ from lightning_mtrl.ranges import (
     expect_at_least,
     expect_in,
 )
+from lightning_mtrl.serving_config import ServingConfig
 
 _DATA_RANGES = {
     COUNT: ("conversations", "group_size", "max_turns", "rows", "max_response_tokens", "batch_size"),
@@ -143,6 +144,7 @@ class DataConfig:
             as with a server that is down; what had ended is kept.
         file_format: how rollouts are stored.
         batch_size: conversations in a batch, for evaluation of the policy.
+        server: a vLLM server that samples them.
     """
 
     conversations: int = 512
@@ -164,6 +166,7 @@ class DataConfig:
     max_failure_share: float = 0.5
     file_format: Literal["jsonl", "parquet"] = "parquet"
     batch_size: int = 32
+    server: ServingConfig = field(default_factory=ServingConfig)
 
     def __post_init__(self) -> None:
         for allowed, names in _DATA_RANGES.items():
@@ -280,6 +283,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         expect_in(SEED, "seed", self.seed)
         _expect_text_or_null("run_dir", self.run_dir, "runs/mine")
+        self.data.server.expect_adapters(self.model.fine_tuning)
 
 
 def _expect_text_or_null(key: str, value: str | None, example: str) -> None:

@@ -6,18 +6,20 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric import seed_everything
 
 from lightning_mtrl.algorithms.base import Improvement, Signal
+from lightning_mtrl.algorithms.rescoring import with_own_logprobs
 from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.validate import Validation, validate
 from lightning_mtrl.launching import launch
 from lightning_mtrl.recorder import Recorder
-from lightning_mtrl.rollouts.collection import TooManyFailures
+from lightning_mtrl.rollouts.collection import Rollouts, TooManyFailures
 from lightning_mtrl.runs.folder import RunFolder
 
 
@@ -35,7 +37,8 @@ class PolicyIterationLoop:
     def __init__(self, config: RunConfig, folder: RunFolder) -> None:
         self.config = config
         self.recorder = Recorder(config, folder, launch(config.fabric))
-        self.parts: Parts = assemble(config, self.recorder.loggers)
+        served = config.data.server.adapter_folder or folder.served
+        self.parts: Parts = assemble(config, self.recorder.loggers, served=Path(served))
         self.parts.context.say = self.recorder.say
         self.parts.context.on_step = self.recorder.on_step
         self.algorithm = self.parts.algorithm
@@ -82,23 +85,31 @@ class PolicyIterationLoop:
     def collect(self, iteration: int) -> list[Conversation]:
         """Conversations of the current policy, and a share of earlier policies' for the critic."""
         parts, data = self.parts, self.config.data
-        with self.phase("collect", iteration), parts.backbone.sampling("policy") as model:
-            try:
-                rollouts = parts.collector.collect(
-                    model,
-                    conversations=data.conversations,
-                    seed=derived_seed(self.config.seed, iteration, "environment"),
-                    policy=policy_name(iteration),
-                )
-            except TooManyFailures as stopped:
-                self.recorder.rollouts(iteration, stopped.rollouts)
-                raise
+        with self.phase("collect", iteration):
+            rollouts = self._sampled(iteration)
+            if data.server.base_url is not None:
+                rollouts, measured = with_own_logprobs(rollouts, parts.context)
+                self.recorder.mismatch(iteration, measured)
         self.recorder.rollouts(iteration, rollouts)
         fresh = rollouts.conversations
         wanted = round(len(fresh) * data.earlier_share / (1 - data.earlier_share))
         earlier = self.recorder.earlier(iteration, wanted)
         parts.context.datamodule.set_rollouts(fresh, earlier=earlier, seed=self.parts.context.seed)
         return parts.context.datamodule.conversations
+
+    def _sampled(self, iteration: int) -> Rollouts:
+        parts = self.parts
+        with parts.backbone.sampling("policy") as model:
+            try:
+                return parts.collector.collect(
+                    model,
+                    conversations=self.config.data.conversations,
+                    seed=derived_seed(self.config.seed, iteration, "environment"),
+                    policy=policy_name(iteration),
+                )
+            except TooManyFailures as stopped:
+                self.recorder.rollouts(iteration, stopped.rollouts)
+                raise
 
     def report(self, number: int, signal: Signal | None, improvement: Improvement | None) -> Validation:
         """Measure policy `number` and record it, with what made it."""

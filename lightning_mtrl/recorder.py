@@ -34,7 +34,7 @@ from lightning_mtrl.runs.checkpoint import (
 from lightning_mtrl.runs.folder import RunFolder
 from lightning_mtrl.runs.loggers import RunLog, clock_at
 from lightning_mtrl.runs.summary import Summary
-from lightning_mtrl.runs.texts import policy_line, sample_text
+from lightning_mtrl.runs.texts import mismatch_line, policy_line, sample_text
 
 
 class Recorder:
@@ -130,6 +130,12 @@ class Recorder:
         )
         lengths = [float(len(t.response_ids)) for c in rollouts.conversations for t in c.turns]
         self.log.histogram("rollouts/response_tokens", torch.tensor(lengths))
+
+    def mismatch(self, iteration: int, measured: Mapping[str, float]) -> None:
+        """Log and tell how far a server's log-probabilities were from the trainer's."""
+        self.clock.iteration = iteration
+        self._show_phase("rollouts", measured)
+        self.say(mismatch_line(measured))
 
     def earlier(self, iteration: int, wanted: int) -> list[Conversation]:
         """A sample of the stored conversations of policies before `iteration`."""

@@ -36,9 +36,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("models", "objectives", "environments"),
     ("llm",),
     (
+        "addresses",
         "conversation",
         "batch",
         "config",
+        "serving_config",
         "config_files",
         "class_lookup",
         "class_options",

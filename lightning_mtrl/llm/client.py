@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.llm.failures import Attempt, LLMFailure, attempt_of
+from lightning_mtrl.llm.connection import Connection
+from lightning_mtrl.llm.failures import Attempt, LLMFailure
 from lightning_mtrl.llm.json_replies import complaint_about, kind_of_misfit, object_in
 from lightning_mtrl.llm.record import RequestRecord
 from lightning_mtrl.llm.server import Server
 
 Messages = Sequence[Mapping[str, str]]
-_NO_KEY = "none"  # the library wants one; servers without keys do not look at it
-
-
-@dataclass
-class Usage:
-    """What a client has used so far.
-
-    Attributes:
-        requests: attempts that went to the server.
-        recorded: replies that came out of the record instead.
-        retries: attempts after a failed one.
-        failures: requests that stayed without a usable reply.
-        prompt_tokens: as the server counts them.
-        completion_tokens: of its replies.
-        cost: of both, at the prices of the `Server`.
-    """
-
-    requests: int = 0
-    recorded: int = 0
-    retries: int = 0
-    failures: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
-
-
-@dataclass
-class _Connection:
-    """What belongs to one event loop."""
-
-    library: Any
-    slots: asyncio.Semaphore = field(repr=False)
 
 
 class ChatClient:
@@ -71,9 +36,9 @@ class ChatClient:
                 "pip install 'lightning_mtrl[llm]'."
             )
         self.server = server
-        self.usage = Usage()
+        self._connection = Connection(server)
+        self.usage = self._connection.usage
         self._record = RequestRecord(server.record)
-        self._connections: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -102,7 +67,7 @@ class ChatClient:
             self.usage.recorded += 1
             return str(known["content"])
         try:
-            reply = await self._with_retries(request)
+            reply = await self._asked(request)
         except LLMFailure:
             self.usage.failures += 1
             raise
@@ -138,41 +103,11 @@ class ChatClient:
             raise LLMFailure(cause)
         return dict(found or {})
 
-    async def _with_retries(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        server, connection = self.server, self._connection()
-        for number in range(server.retries + 1):
-            try:
-                async with connection.slots:
-                    return await self._once(connection, request)
-            except Attempt as failed:
-                if number == server.retries:
-                    raise LLMFailure(f"{failed}, {number + 1} attempts") from None
-                if failed.wait is not None and failed.wait > server.longest_wait_seconds:
-                    raise LLMFailure(f"{failed}, and it asks to wait too long") from None
-                backoff = min(server.backoff_seconds * 2**number, server.longest_wait_seconds)
-                self.usage.retries += 1
-                await asyncio.sleep(backoff if failed.wait is None else failed.wait)
-        raise AssertionError("the last attempt returns or raises")
-
-    async def _once(self, connection: _Connection, request: Mapping[str, Any]) -> dict[str, Any]:
-        """One attempt.
-
-        Raises:
-            Attempt: if another one may succeed.
-        """
-        import openai
-
+    async def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
         sent = {key: value for key, value in request.items() if key != "base_url"}
-        self.usage.requests += 1
-        server = self.server
-        try:
-            async with asyncio.timeout(server.timeout_seconds):
-                completion = await connection.library.chat.completions.create(**sent)
-        except TimeoutError:
-            raise Attempt("no reply in time") from None
-        except (openai.OpenAIError, ValueError) as error:
-            raise attempt_of(error, server.model, server.base_url, server.api_key_variable) from None
-        return self._counted(completion)
+        return await self._connection.ask(
+            lambda library: library.chat.completions.create(**sent), self._counted
+        )
 
     def _counted(self, completion: Any) -> dict[str, Any]:
         choices = getattr(completion, "choices", None)
@@ -186,18 +121,3 @@ class ChatClient:
         self.usage.completion_tokens += said
         self.usage.cost += (asked * self.server.input_price + said * self.server.output_price) / 1e6
         return {"content": content, "prompt_tokens": asked, "completion_tokens": said}
-
-    def _connection(self) -> _Connection:
-        """Connections and limits of this event loop; the library's own retries are off, ours count them."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._connections:
-            from openai import AsyncOpenAI
-
-            library = AsyncOpenAI(
-                api_key=os.environ.get(self.server.api_key_variable) or _NO_KEY,
-                base_url=self.server.base_url,
-                timeout=self.server.timeout_seconds,
-                max_retries=0,
-            )
-            self._connections[loop] = _Connection(library, asyncio.Semaphore(self.server.concurrency))
-        return self._connections[loop]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+from lightning_mtrl.addresses import check_address, check_key_variable
 
 
 @dataclass(frozen=True)
@@ -50,23 +48,8 @@ class Server:
     output_price: float = 0.0
 
     def __post_init__(self) -> None:
-        address = urlsplit(self.base_url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ValueError(
-                f"base_url must be an address such as 'http://localhost:8000/v1', got "
-                f"{_hidden(self.base_url)!r}"
-            )
-        if address.username or address.password or address.query:
-            raise ValueError(
-                f"base_url must hold no user, password or query, since it is saved with the run, got "
-                f"{_hidden(self.base_url)!r}; put the key into the variable that api_key_variable names"
-            )
-        if not _VARIABLE.fullmatch(self.api_key_variable):
-            # Not shown, since it may be the key.
-            raise ValueError(
-                "api_key_variable must be the name of an environment variable in capitals, such as "
-                "OPENAI_API_KEY, and never the key itself"
-            )
+        check_address(self.base_url)
+        check_key_variable(self.api_key_variable)
         if self.record is not None and not self.record.endswith(".jsonl"):
             raise ValueError(f"record must end with .jsonl, got {self.record!r}")
         self._check_numbers()
@@ -81,9 +64,3 @@ class Server:
                 raise ValueError(f"{name} must be a number of at least 0, got {value}")
         if not (math.isfinite(self.timeout_seconds) and self.timeout_seconds > 0):
             raise ValueError(f"timeout_seconds must be a number > 0, got {self.timeout_seconds}")
-
-
-def _hidden(url: str) -> str:
-    """An address without what may be secret in it."""
-    address = urlsplit(url)
-    return f"{address.scheme}://{address.hostname or ''}..." if address.scheme else "..."

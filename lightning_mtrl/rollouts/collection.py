@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Self
 
-from torch import nn
-
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.environments.protocol import Observation, Transition
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.rollouts.decoding import SampledResponse
-from lightning_mtrl.rollouts.engine import ConversationEngine, Draw
+from lightning_mtrl.rollouts.decoding import Draw, SampledResponse
 from lightning_mtrl.rollouts.environment_calls import Failure, PendingCalls
 from lightning_mtrl.rollouts.ongoing import Chat, Ongoing, fault_of
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.sampling import SamplingConfig
+from lightning_mtrl.rollouts.speaking import Engine, EngineMaker
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class Collection:
 
     Args:
         terms: what holds for all of them.
-        model: the policy.
+        engine: made for a number of rows, lets the policy speak.
         waiting: each begins one conversation; only then is its environment copied.
         progress: is told of each that ended.
     """
@@ -132,7 +130,7 @@ class Collection:
     def __init__(
         self,
         terms: Terms,
-        model: nn.Module,
+        engine: EngineMaker,
         waiting: deque[partial[Ongoing]],
         progress: CollectionProgress,
     ) -> None:
@@ -140,7 +138,7 @@ class Collection:
         self._chat = terms.chat
         self._progress = progress
         self._waiting = waiting
-        self._model = model
+        self._make_engine = engine
         self._rows = min(terms.rows, len(waiting))
         self._allowed_failures = terms.max_failure_share * len(waiting)
         # A response, and the header behind it at which a critic reads: room that every turn needs.
@@ -155,16 +153,9 @@ class Collection:
         self._sampled_any = False
 
     @cached_property
-    def _engine(self) -> ConversationEngine:
+    def _engine(self) -> Engine:
         # Made when the first prompts are known to fit, so that a wrong length costs no forward.
-        return ConversationEngine(
-            self._model,
-            rows=self._rows,
-            context_length=self._terms.context_length,
-            end_ids=self._chat.end_ids,
-            sampling=self._terms.sampling,
-            pad_id=self._chat.pad_id,
-        )
+        return self._make_engine(self._rows)
 
     def run(self) -> None:
         """Admit, listen to the environments, and let the policy speak; until nobody is left."""
@@ -176,6 +167,8 @@ class Collection:
                     self._speak()
         finally:
             self._calls.cancel()
+            if self._responding():
+                self._engine.cancel()
 
     def _responding(self) -> bool:
         return "_engine" in self.__dict__ and bool(self._engine.responding)
@@ -233,6 +226,10 @@ class Collection:
         """Sample on, and let the environments hear what was said."""
         self._sampled_any = True
         for row, said in self._engine.advance(self._calls.ready).items():
+            if isinstance(said, Failure):
+                self._free_row(row)
+                self._drop(said.cause, said.error)
+                continue
             text = self._chat.response_text(said.ids)
             self._said[row] = (said, text)
             self._calls.start(row, partial(self._talking[row].environment.step, text), Transition)

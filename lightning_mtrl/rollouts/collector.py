@@ -6,6 +6,7 @@ import copy
 import time
 from collections import deque
 from functools import partial
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -15,9 +16,13 @@ from lightning_mtrl.errors import UserError
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.ranges import COUNT, HEAT, MIN_P, SHARE
 from lightning_mtrl.rollouts.collection import Collection, Rollouts, Share, Terms
+from lightning_mtrl.rollouts.engine import ConversationEngine
 from lightning_mtrl.rollouts.ongoing import Chat, Ongoing
+from lightning_mtrl.rollouts.policy_server import PolicyServer
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.sampling import SamplingConfig
+from lightning_mtrl.rollouts.served import ServedEngine
+from lightning_mtrl.rollouts.speaking import EngineMaker
 
 __all__ = ["Collector", "Rollouts"]
 
@@ -55,6 +60,7 @@ class Collector:
         show_progress: a bar on a terminal, one line at the end elsewhere.
         task: what the conversations are for, to be shown there: "collect" or "validate".
         processes: share each collection out among them, by whole groups; all of them get all conversations.
+        server: samples the responses; by default they are sampled here.
 
     Raises:
         UserError: if a number is out of its range, or there is a share of personas but no persona.
@@ -79,6 +85,7 @@ class Collector:
         show_progress: bool = True,
         task: str = "collect",
         processes: Processes | None = None,
+        server: PolicyServer | None = None,
     ) -> None:
         whole = {
             "context_length": context_length,
@@ -111,7 +118,7 @@ class Collector:
         )
         self._environment, self._group_size, self._explore_share = environment, group_size, explore_share
         self._personas, self._persona_share = personas, persona_share
-        self._processes = processes or Processes()
+        self._processes, self._server = processes or Processes(), server
         self._show_progress, self._task = show_progress and self._processes.is_first, task
 
     def collect(
@@ -120,7 +127,8 @@ class Collector:
         """Hold conversations.
 
         Args:
-            model: a transformers causal language model; it is put into evaluation mode meanwhile.
+            model: a transformers causal language model; it is put into evaluation mode meanwhile. A server
+                samples from the policy that it was made for, and not from this.
             conversations: how many; a multiple of `group_size`.
             seed: >= 0. Equal seeds give equal conversations, byte for byte on the same machine.
             policy: name of the policy version; a conversation is named "policy-00017" by its index.
@@ -130,6 +138,7 @@ class Collector:
             UserError: if `conversations` is not a multiple of `group_size`, if a prompt of the first
                 batch leaves no room for a response (before anything is sampled; one of a later batch
                 is dropped and counted), or if every conversation failed.
+            UserError: if the server cannot serve the policy.
             TooManyFailures: if more than `max_failure_share` did; it has the conversations that ended.
         """
         if conversations < 1 or conversations % self._group_size or first % self._group_size:
@@ -140,17 +149,31 @@ class Collector:
         started, size = time.perf_counter(), self._group_size
         groups = self._processes.share(conversations // size)
         indices = range(first + groups.start * size, first + groups.stop * size)
+        engine = self._engine_of(model, policy)
         with CollectionProgress(policy, conversations, self._show_progress, task=self._task) as progress:
-            shares = self._processes.each(lambda: self._hold(model, indices, seed, policy, progress))
+            shares = self._processes.each(lambda: self._hold(engine, indices, seed, policy, progress))
             for share in shares[1:]:
                 progress.join(share.conversations, share.dropped)
         return Rollouts.of(shares, time.perf_counter() - started)
 
+    def _engine_of(self, model: nn.Module, policy: str) -> EngineMaker:
+        terms = self._terms
+        shared: dict[str, Any] = {
+            "context_length": terms.context_length,
+            "end_ids": terms.chat.end_ids,
+            "sampling": terms.sampling,
+        }
+        if self._server is None:
+            pad_id = terms.chat.pad_id
+            return lambda rows: ConversationEngine(model, rows=rows, pad_id=pad_id, **shared)
+        server, name = self._server, self._server.serve(policy, terms.context_length)
+        return lambda rows: ServedEngine(server.client, name, vocabulary=server.vocabulary, **shared)
+
     def _hold(
-        self, model: nn.Module, indices: range, seed: int, policy: str, progress: CollectionProgress
+        self, engine: EngineMaker, indices: range, seed: int, policy: str, progress: CollectionProgress
     ) -> Share:
         waiting = deque(partial(self._begin, index, seed, policy) for index in indices)
-        collection = Collection(self._terms, model, waiting, progress)
+        collection = Collection(self._terms, engine, waiting, progress)
         collection.run()
         return collection.share()
 

@@ -117,6 +117,9 @@ class ConversationEngine:
             self._unread[row] = response.ids[-1]
         return finished
 
+    def cancel(self) -> None:
+        """Responses that are not finished cost nothing until `advance` goes on with them."""
+
     def respond(
         self, rows: Sequence[int], new_ids: Sequence[Sequence[int]], draws: Sequence[Draw]
     ) -> list[SampledResponse]:

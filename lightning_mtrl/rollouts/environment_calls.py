@@ -94,6 +94,11 @@ class PendingCalls(Generic[Key]):
             found.append((key, _checked(future.result(), expected)))
         return found
 
+    def wait(self, seconds: float) -> None:
+        """Wait for an answer, so long at most; not at all where one is there, or no call was made."""
+        if not self._ready and self._waiting:
+            futures.wait(self._waiting, seconds, return_when=futures.FIRST_COMPLETED)
+
     def cancel(self) -> None:
         """Give up what has not been answered."""
         for future in self._waiting:

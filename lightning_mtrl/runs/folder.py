@@ -103,6 +103,11 @@ class RunFolder:
         return self.path / "adapters" / "policy"
 
     @property
+    def served(self) -> Path:
+        """The policy as the adapter that a server has loaded (`data.server`)."""
+        return self.path / "served"
+
+    @property
     def figures(self) -> Path:
         """The folder of what was drawn at the end of the run."""
         return self.path / "figures"

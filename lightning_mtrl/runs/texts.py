@@ -21,6 +21,15 @@ def sample_text(
     return "\n\n".join([*lines, f"**outcome**: {outcome}"])
 
 
+def mismatch_line(measured: Mapping[str, float]) -> str:
+    """What rollouts of a server show of its log-probabilities; `measured` is that of `with_own_logprobs`."""
+    return (
+        f"Log-probabilities of the server and the trainer differ by {measured['server_difference_mean']:.2g} "
+        f"nats a token on average and {measured['server_difference_max']:.2g} at most (KL "
+        f"{measured['server_kl']:.2g} nats a token); the trainer's are used."
+    )
+
+
 def policy_line(row: Mapping[str, Any], optimum: float | None) -> str:
     """What a policy's row of the summary says.
 
