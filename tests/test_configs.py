@@ -192,6 +192,34 @@ def test_an_exported_policy_answers_in_other_programs_as_it_does_here(run: Finis
     assert greedy(latest, prompts) == ours
     for folder in (adapter, merged):
         assert AutoTokenizer.from_pretrained(folder).chat_template
+    expect_what_servers_read(adapter, merged)
+
+
+def expect_what_servers_read(adapter: Path, merged: Path) -> None:
+    """What vLLM and TGI take from the folders by name; neither has been started here."""
+    from safetensors import safe_open
+    from transformers import AutoTokenizer, GenerationConfig
+
+    # vLLM 0.33, lora/peft_helper.py: three fields that it needs, and what it refuses or leaves out.
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA"
+    assert (config["r"], config["lora_alpha"]) == (8, 16)
+    assert {"q_proj", "down_proj"} <= set(config["target_modules"])
+    assert not config["modules_to_save"]
+    assert config["bias"] == "none"
+    assert not any(config[key] for key in ("use_dora", "rank_pattern", "alpha_pattern"))
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as tensors:
+        names = set(tensors.keys())
+    assert len(names) == 2 * 7 * 3  # A and B of seven matrices in each of three layers
+    layer = r"base_model\.model\.model\.layers\.\d\.(self_attn|mlp)\.\w+\.lora_[AB]\.weight"
+    assert all(re.fullmatch(layer, name) for name in names)
+    model = json.loads((merged / "config.json").read_text())
+    assert model["architectures"] == ["LlamaForCausalLM"]
+    assert "quantization_config" not in model
+    assert (merged / "model.safetensors").is_file()
+    # A server ends a response where the model's generation_config says, which is where ours end.
+    end = GenerationConfig.from_pretrained(merged).eos_token_id
+    assert end == AutoTokenizer.from_pretrained(merged).eos_token_id == 4
 
 
 def greedy_responses_here(folder: Path) -> tuple[list[list[int]], list[list[int]]]:

@@ -43,20 +43,20 @@ def pins() -> dict[str, str]:
 
 def test_the_package_imports_only_what_it_declares() -> None:
     standard = {plain(name) for name in sys.stdlib_module_names}
-    known = standard | declared("games", "gguf", "llm", "math") | {"lightning-mtrl"}
+    known = standard | declared("games", "gguf", "llm", "math", "vllm") | {"lightning-mtrl"}
     if "pyyaml" in known:
         known.add("yaml")
     assert not imported_by(ROOT / "lightning_mtrl") - known
 
 
-@pytest.mark.parametrize("extra", ["benchmarks", "dev", "games", "gguf", "llm", "math", "notebooks"])
+@pytest.mark.parametrize("extra", ["benchmarks", "dev", "games", "gguf", "llm", "math", "notebooks", "vllm"])
 def test_what_is_declared_is_pinned(extra: str) -> None:
     assert len(pins()) > 50
     assert not declared(extra) - pins().keys()
 
 
 def test_the_development_extra_contains_what_the_tests_of_other_extras_need() -> None:
-    assert declared("games", "gguf", "llm", "math", "notebooks") <= declared("dev")
+    assert declared("games", "gguf", "llm", "math", "notebooks", "vllm") <= declared("dev")
 
 
 @pytest.mark.parametrize("command", ["quickstart", "test", "scripts/install.sh", ".ci/run"])

@@ -12,7 +12,7 @@ from lightning_mtrl.rollouts.decoding import Draw, SampledResponse
 from lightning_mtrl.rollouts.environment_calls import Failure, PendingCalls
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 
-_LOOK_SECONDS = 0.005  # how often somebody looks whether an environment has answered meanwhile
+_LOOK_SECONDS = 0.02  # how often somebody looks whether an environment has answered meanwhile
 
 
 class ServedEngine:
