@@ -143,6 +143,8 @@ def _context(config: RunConfig, tiny: str, loggers: list[Any] | None) -> Context
     backbone, chat = processes.together(lambda: build_backbone(config.model, tiny))
     if config.model.quantization == "none":
         backbone.to(fabric.device)
+    if config.fabric.strategy == "fsdp":
+        backbone.shard(processes)
     return build_context(config, fabric, backbone, chat)
 
 

@@ -47,7 +47,8 @@ class FabricConfig:
         accelerator: "cpu", "cuda", "mps", or "auto" for the best one that is there.
         devices: processes on each node, one a device; or "auto" for all devices. `fit` runs several.
         num_nodes: machines.
-        strategy: "auto" or "ddp"; several processes run with "ddp".
+        strategy: "auto" or "ddp": every process has all weights. "fsdp", with `model.fine_tuning` "full": weights,
+            gradients and optimizer state of every role are shared out; the role that is used is whole meanwhile.
         precision: "32-true", "bf16-mixed", "bf16-true", or any other name that Fabric knows.
         threads: threads of one process on the CPU; null leaves PyTorch's own choice.
     """
@@ -282,6 +283,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         expect_in(SEED, "seed", self.seed)
+        if self.fabric.strategy == "fsdp" and self.model.fine_tuning == "lora":
+            raise UserError(
+                "fabric.strategy is 'fsdp', which shares out the weights that are trained, but "
+                "model.fine_tuning is 'lora', where these are small. Pass --fabric.strategy ddp, or "
+                "--model.fine_tuning full."
+            )
         _expect_text_or_null("run_dir", self.run_dir, "runs/mine")
         self.data.server.expect_adapters(self.model.fine_tuning)
 

@@ -18,7 +18,7 @@ from lightning_mtrl.config import FabricConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.processes import Processes
 
-SHARDING = ("fsdp", "deepspeed", "model_parallel")  # in the names of strategies
+SHARDING = ("fsdp", "deepspeed", "model_parallel")  # in the names of strategies that Fabric has
 
 
 class SummedGradients(DDPStrategy):
@@ -67,18 +67,19 @@ def _started(fabric: Fabric, config: FabricConfig) -> tuple[Fabric, Processes]:
 
 
 def _fabric(config: FabricConfig, loggers: Sequence[Any]) -> Fabric:
-    if any(name in config.strategy for name in SHARDING):
+    # The backbone shares weights out itself (`Sharding`), so processes are started as for "ddp".
+    strategy = "auto" if config.strategy == "fsdp" else config.strategy
+    if any(name in strategy for name in SHARDING):
         raise UserError(
-            f"fabric.strategy is {config.strategy!r}, which keeps a part of the weights on each device, but "
-            f"here every process has all of them. Pass --fabric.strategy ddp, with --model.fine_tuning lora "
-            f"if full fine-tuning does not fit."
+            f"fabric.strategy is {config.strategy!r}, but weights are shared out among processes by 'fsdp'. "
+            f"Pass --fabric.strategy fsdp --model.fine_tuning full, or --fabric.strategy ddp."
         )
     with _explained(config):
-        fabric = _made(config, config.strategy, loggers)
+        fabric = _made(config, strategy, loggers)
         if fabric.world_size == 1:
             return fabric
-        strategy = fabric.strategy
-        if isinstance(strategy, DDPStrategy) and not isinstance(strategy.launcher, _MultiProcessingLauncher):
+        made = fabric.strategy
+        if isinstance(made, DDPStrategy) and not isinstance(made.launcher, _MultiProcessingLauncher):
             return _made(config, SummedGradients(), loggers)
     raise UserError(
         f"fabric.strategy is {config.strategy!r}, but several processes run with 'ddp'. Pass "

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, distributed, nn
 
 from lightning_mtrl.errors import AnotherFailed, UserError
@@ -114,6 +115,20 @@ class Processes:
         distributed.all_reduce(sent)
         return sent.to(values.device)
 
+    def joined(self, part: Float[Tensor, " P"]) -> Float[Tensor, " N"]:
+        """The parts of all processes, one behind the other in their order; all are of one length."""
+        sent = part.contiguous().to(self.device)
+        found = sent.new_empty(self.size * len(sent))
+        distributed.all_gather(list(found.chunk(self.size)), sent)
+        return found.to(part.device)
+
+    def own_sum(self, values: Float[Tensor, " N"]) -> Float[Tensor, " P"]:
+        """This process's part of the sum over the processes, if it is cut into equal parts in their order."""
+        sent = values.contiguous().to(self.device)
+        found = sent.new_empty(len(sent) // self.size)
+        distributed.reduce_scatter(found, list(sent.chunk(self.size)))
+        return found.to(values.device)
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Put the sum over the processes into every gradient; one that a process lacks counts as 0 there.
 
@@ -137,7 +152,7 @@ class Processes:
         for parameter in parameters:
             sent = parameter.detach().to(self.device)
             distributed.broadcast(sent, src=0)
-            parameter.copy_(sent)
+            parameter.data.copy_(sent)  # no change that autograd would count: they were meant to be alike
 
     def _gathered(self, work: Callable[[], T]) -> list[T]:
         result, error = None, None

@@ -100,7 +100,8 @@ class Recorder:
                 "algorithm": parts.algorithm.state(),
             },
         )
-        self.processes.first(lambda: self._write_checkpoint(state, parts))
+        with parts.backbone.whole("policy"):
+            self.processes.first(lambda: self._write_checkpoint(state, parts))
 
     def _write_checkpoint(self, state: CheckpointState, parts: Learner) -> None:
         self.log.flush()

@@ -98,7 +98,7 @@ def _sampled(improver: SingleTurnImprover, scored: ScoredGroups) -> Float[Tensor
     batch = scored.batch
     size = rows_in_pass(batch.input_ids.size(1), SCORING_STATES)
     passes = [slice(start, start + size) for start in range(0, len(batch), size)]
-    with improver.context.fabric.autocast():
+    with improver.context.backbone.whole("base"), improver.context.fabric.autocast():
         parts = [improver.critic.read_base(batch.rows(rows)) for rows in passes]
     return torch.cat(parts).flatten(0, 1)
 

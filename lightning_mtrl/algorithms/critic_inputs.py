@@ -74,7 +74,10 @@ class CriticInputs:
 
     def over(self, items: Sequence[T], work: Callable[[Sequence[T]], Sequence[R]]) -> list[R]:
         """Share work on the items out among the processes; returns all results in order."""
-        return self.context.processes.over(items, work)
+        if not self.critic.owns_role:
+            return self.context.processes.over(items, work)
+        with self.context.backbone.whole(self.critic.role):
+            return self.context.processes.over(items, work)
 
     def features(self, conversations: Sequence[Conversation]) -> TurnFeatures:
         """What the frozen base computes at the critic's reading places; rows in the order given."""
@@ -86,8 +89,12 @@ class CriticInputs:
 
     def _keep(self, conversations: Sequence[Conversation]) -> None:
         missing = [c for c in conversations if id(c) not in self._kept]
+        if not missing:
+            return
         passes = [[missing[place] for place in places] for places in _by_length(missing)]
-        for chosen, read in zip(passes, self.over(passes, self._read_base), strict=True):
+        with self.context.backbone.whole("base"):
+            found = self.context.processes.over(passes, self._read_base)
+        for chosen, read in zip(passes, found, strict=True):
             for conversation, row in zip(chosen, read.to(self.context.fabric.device), strict=True):
                 self._kept[id(conversation)] = (conversation, row[: len(conversation.turns)])
 

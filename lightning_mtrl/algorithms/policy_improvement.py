@@ -120,7 +120,7 @@ class SingleTurnImprover:
         """Q of given responses, one pass for each state."""
         self.critic.eval()
         batch = group_batch(prefixes, responses, self.glue).to(self.context.fabric.device)
-        with self.context.fabric.autocast():
+        with self.context.backbone.whole(self.critic.role), self.context.fabric.autocast():
             parts = self.processes.over(
                 self._passes(batch),
                 lambda passes: [self.critic.values(batch.rows(rows)).cpu() for rows in passes],
@@ -199,13 +199,14 @@ class SingleTurnImprover:
             hidden = backbone.hidden("reference", part.input_ids, part.attention_mask, part.position_ids)
             return scored_logprobs(backbone, "reference", hidden, part)
 
-        with self.context.fabric.autocast():
+        with backbone.whole("reference"), self.context.fabric.autocast():
             return self._by_token(score, batch)
 
     def _values(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
         if self.value is None or not self.estimator.needs_values:
             return torch.zeros_like(batch.behaviour_logprobs)
-        return self._by_token(self.value, batch)
+        with self.context.backbone.whole(self.value.role):
+            return self._by_token(self.value, batch)
 
     def _by_token(self, score: Callable[[GroupBatch], Tensor], batch: GroupBatch) -> Float[Tensor, "S T"]:
         return by_token(score, batch, self._passes(batch), self.processes)

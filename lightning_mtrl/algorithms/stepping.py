@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -45,12 +46,14 @@ class Stepper:
         self.max_norm, self.micro_batch_size = max_norm, micro_batch_size
         self.skipped, self.skipped_in_row = 0, 0
         self.limit = MemoryLimit(module.role)
-        self.parameters = module.own_parameters()
+        self.parameters, self.backbone = module.own_parameters(), module.backbone
+        self.sharding = module.backbone.sharding
         with module.backbone.only_trainable(module.role):
             self.module: Any
             self.optimizer: Any
-            self.module, self.optimizer = self.fabric.setup(module, module.configure_optimizers())
-        context.processes.make_alike(self.parameters)
+            optimizer = self.sharding.over_parts(module.configure_optimizers())
+            self.module, self.optimizer = self.fabric.setup(module, optimizer)
+        context.processes.make_alike(self.sharding.unshared(self.parameters))
 
     def begin(self) -> None:
         """Put the module into training mode, before a series of steps."""
@@ -74,24 +77,25 @@ class Stepper:
             if len(mine):
                 yield from (mine.rows(rows) for rows in cut(mine, self.micro_batch_size))
 
-        return self._step(parts)
+        return self._step(batch, parts)
 
     def step_whole(self, batch: TokenBatch | TurnFeatures) -> float:
         """The same on a batch that must not be cut, because its loss compares rows with each other.
 
         The first process does it.
         """
-        return self._step(lambda: [batch] if self.context.processes.is_first else [], smallest=len(batch))
+        alone = [batch] if self.context.processes.is_first else []
+        return self._step(batch, lambda: alone, smallest=len(batch))
 
-    def _step(self, parts: Callable[[], Iterable[Batch]], smallest: int = 1) -> float:
-        processes = self.context.processes
-        shares = processes.each(lambda: self._accumulated(parts, smallest))
+    def _step(self, batch: Batch, parts: Callable[[], Iterable[Batch]], smallest: int = 1) -> float:
+        with self._weights_for(batch):
+            shares = self.context.processes.each(lambda: self._accumulated(parts, smallest))
+            self.sharding.sum_gradients(self.parameters)
         total = sum(loss for loss, _, _ in shares)
         self.module.module.log_step(StepMetrics.joined([metrics for _, metrics, _ in shares]))
         for text in (text for _, _, said in shares for text in said):
             self.context.say(text)
-        processes.sum_gradients(self.parameters)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_norm)
+        norm = self.sharding.clip_gradients(self.parameters, self.max_norm)
         finite = bool(torch.isfinite(norm)) and math.isfinite(total)
         if finite:
             self.optimizer.step()
@@ -101,6 +105,10 @@ class Stepper:
         self.optimizer.zero_grad()
         self.context.on_step()
         return total if finite else float("nan")
+
+    def _weights_for(self, batch: Batch) -> AbstractContextManager[None]:
+        # Features are what the role has computed already.
+        return nullcontext() if isinstance(batch, TurnFeatures) else self.backbone.whole(self.module.role)
 
     def _accumulated(
         self, parts: Callable[[], Iterable[Batch]], smallest: int
@@ -115,7 +123,8 @@ class Stepper:
                     raise
                 # A pass may have left some of its gradients, so the share begins anew.
                 said.append(self.limit.lower(smallest, error))
-            self.optimizer.zero_grad()
+            for parameter in self.parameters:
+                parameter.grad = None
             self.limit.release()
 
     def _once(self, parts: Callable[[], Iterable[Batch]]) -> tuple[float, StepMetrics]:

@@ -1,11 +1,37 @@
-"""Configurations of adapters, and what is wrong with them."""
+"""Configurations of adapters, and what is wrong with them; adapters on a model."""
 
 from __future__ import annotations
 
-from peft import LoraConfig
+import copy
+from collections.abc import Iterable
+
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
+from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
+
+
+def with_adapter(base: PreTrainedModel | PeftModel, name: str, config: LoraConfig) -> PeftModel:
+    """Put a fresh adapter onto a model, in place.
+
+    Raises:
+        UserError: if the model lacks the layers that the adapter is for.
+    """
+    config = copy.deepcopy(config)
+    try:
+        if isinstance(base, PeftModel):
+            base.add_adapter(name, config)
+        else:
+            base = get_peft_model(base, config, adapter_name=name)
+    except ValueError as error:
+        raise no_such_layers(base, config, error) from error
+    kept = base.peft_config[name]
+    assert isinstance(kept, LoraConfig)
+    if isinstance(kept.target_modules, Iterable) and not isinstance(kept.target_modules, str):
+        # peft makes a set of it, whose order differs between processes, and so would the saved file.
+        kept.target_modules = sorted(kept.target_modules)
+    return base
 
 
 def no_such_layers(base: nn.Module, config: LoraConfig, error: ValueError) -> UserError:

@@ -7,22 +7,24 @@ that knows adapters exist; everybody else asks for hidden states of a role.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
-from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights
+from peft import LoraConfig, PeftModel, load_peft_weights
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.models.adapter_config import adapter_config, no_such_layers
-from lightning_mtrl.models.layers import hidden_states
+from lightning_mtrl.models.adapter_config import adapter_config, with_adapter
+from lightning_mtrl.models.layers import drop_attention_dropout, hidden_states, square_mask
 from lightning_mtrl.models.logprobs import LogitHead
 from lightning_mtrl.models.merging import merged
+from lightning_mtrl.models.sharding import Sharding
+from lightning_mtrl.processes import Processes
 
 
 class Backbone(nn.Module):
@@ -57,17 +59,14 @@ class Backbone(nn.Module):
         self._layers: list[LoraLayer] = []
         LogitHead.check(model)
         model.requires_grad_(False)
-        for module in model.modules():
-            # Attention dropout hides in a number, not in a module that `eval` reaches alone; see
-            # `Policy.train`.
-            if isinstance(getattr(module, "attention_dropout", None), float):
-                setattr(module, "attention_dropout", 0.0)  # noqa: B010  # no declared attribute
+        drop_attention_dropout(model)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()
         self.base: PreTrainedModel | PeftModel = model
         self.models = nn.ModuleDict()
-        self._loaded = _changes(model)
+        self.sharding = Sharding()
+        self._loaded = self.sharding.changes(model)
 
     @property
     def config(self) -> Any:
@@ -112,15 +111,37 @@ class Backbone(nn.Module):
         else:
             self._add_adapter(role, like, adapter)
         self.roles.append(role)
-        if like is not None:
+        if like is not None and not self.full:
             self.copy_role(like, role)
         for parameter in self.parameters_of(role):
             parameter.requires_grad_(trainable)
+        if self.full:
+            self.sharding.put(self.models[role])
 
     def keep_base(self) -> None:
         """Let "base" stay as it was loaded where the first role takes its weights over; call it before."""
         if self.full and self.models and "base" not in self.models:
-            self.models["base"] = copy.deepcopy(self._as_loaded()).requires_grad_(False)
+            self.models["base"] = self._copied(self._as_loaded()).requires_grad_(False)
+            self.sharding.put(self.models["base"])
+
+    def shard(self, processes: Processes) -> None:
+        """Share the weights of every role out, of those that are added later too; see `Sharding`."""
+        if not self.full:
+            raise ValueError("adapters are small, and a base that all roles share is not shared out")
+        as_loaded = self.sharding.changes(self.base) == self._loaded
+        self.sharding = Sharding(processes)
+        for model in self.models.values():
+            self.sharding.put(model)
+        self._loaded = self.sharding.changes(self.base) if as_loaded else -1
+
+    @contextmanager
+    def whole(self, role: str) -> Iterator[None]:
+        """A role's weights are here meanwhile; where roles are shared out, none is read outside of it.
+
+        All processes enter it together; inside, they need not do the same.
+        """
+        with self.sharding.whole(self._model_of(role)) if self.full else nullcontext():
+            yield
 
     def hidden(
         self,
@@ -141,7 +162,8 @@ class Backbone(nn.Module):
         """
         decoder = self.causal(role).base_model
         if attention_mask.dim() == 3:
-            attention_mask = self._square_mask(attention_mask)
+            dtype = next(self.parameters()).dtype
+            attention_mask = square_mask(attention_mask, self.config._attn_implementation, dtype)
         return hidden_states(
             decoder,
             layer,
@@ -156,7 +178,10 @@ class Backbone(nn.Module):
         if role != "base" and role not in self.roles:
             raise ValueError(f"unknown role {role!r}; there are {self.roles}")
         if self.full:
-            return cast(PreTrainedModel, self._as_loaded() if role == "base" else self.models[role])
+            model = self._model_of(role)
+            if not self.sharding.is_ready(model):
+                raise ValueError(f"role {role!r} is shared out; read it inside of `whole` or `sampling`")
+            return cast(PreTrainedModel, model)
         for lora in self._layers:
             # peft's set_adapter also switches requires_grad, which would disturb optimizers and DDP.
             lora._active_adapter = [] if role == "base" else [role]
@@ -170,14 +195,15 @@ class Backbone(nn.Module):
     @contextmanager
     def sampling(self, role: str) -> Iterator[PreTrainedModel]:
         """A role's language model for generation: dropout off, and the adapter merged (see `merged`)."""
-        model = self.causal(role)
-        training = model.training
-        model.eval()
-        try:
-            with merged([] if self.full else self._layers, role):
-                yield model
-        finally:
-            model.train(training)
+        with self.whole(role):
+            model = self.causal(role)
+            training = model.training
+            model.eval()
+            try:
+                with merged([] if self.full else self._layers, role):
+                    yield model
+            finally:
+                model.train(training)
 
     def adapted_layers(self, role: str) -> list[LoraLayer]:
         """The layers that have an adapter of a role; none with full fine-tuning."""
@@ -212,7 +238,8 @@ class Backbone(nn.Module):
 
     def state_of(self, role: str) -> dict[str, Tensor]:
         """A copy of a role's weights on the CPU."""
-        return {name: p.detach().cpu().clone() for name, p in self.named_parameters_of(role).items()}
+        with self.whole(role):
+            return {name: p.detach().cpu().clone() for name, p in self.named_parameters_of(role).items()}
 
     def load_state_of(self, role: str, state: Mapping[str, Tensor]) -> None:
         """Put weights from `state_of` into a role.
@@ -220,7 +247,16 @@ class Backbone(nn.Module):
         Raises:
             UserError: if names or shapes do not fit, as for an adapter of another base.
         """
-        target = self.named_parameters_of(role)
+        with self.whole(role):
+            self._load(role, self.named_parameters_of(role), state)
+            if self.full:
+                self.sharding.keep(self.models[role])
+
+    def _load(self, role: str, target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """
+        Raises:
+            UserError: if names or shapes do not fit.
+        """
         wrong = sorted(set(target) ^ set(state)) or [n for n in target if target[n].shape != state[n].shape]
         if wrong:
             raise UserError(
@@ -234,18 +270,26 @@ class Backbone(nn.Module):
 
     def copy_role(self, source: str, target: str) -> None:
         """Give `target` the weights of `source`."""
-        self.load_state_of(target, self.named_parameters_of(source))
+        with self.whole(source):
+            self.load_state_of(target, self.named_parameters_of(source))
 
     def _whole_model(self, like: str | None) -> nn.Module:
         if not self.models:
             return self.base
-        return copy.deepcopy(self.models[like] if like else self._as_loaded())
+        return self._copied(self.models[like] if like else self._as_loaded())
+
+    def _copied(self, model: nn.Module) -> nn.Module:
+        with self.sharding.whole(model):
+            return copy.deepcopy(model)
+
+    def _model_of(self, role: str) -> nn.Module:
+        return self._as_loaded() if role == "base" else self.models[role]
 
     def _as_loaded(self) -> nn.Module:
         """The base of full fine-tuning."""
         if "base" in self.models:
             return self.models["base"]
-        if _changes(self.base) != self._loaded:
+        if self.sharding.changes(self.base) != self._loaded:
             raise ValueError(f"the base was trained as {self.roles[0]!r}; call keep_base or add roles before")
         return self.base
 
@@ -257,16 +301,6 @@ class Backbone(nn.Module):
         except UserError as error:
             raise UserError(f"model.adapter is {adapter!r}, but {error}") from error
 
-    def _square_mask(self, mask: Tensor) -> Tensor:
-        mask = mask[:, None]
-        if self.config._attn_implementation == "sdpa":
-            return mask
-        dtype = next(self.parameters()).dtype
-        dtype = dtype if dtype.is_floating_point else torch.float32
-        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(
-            ~mask, torch.finfo(dtype).min
-        )
-
     def _add_adapter(self, role: str, like: str | None, adapter: str | None) -> None:
         config = self.lora
         if adapter is not None:
@@ -274,23 +308,7 @@ class Backbone(nn.Module):
         elif like is not None:
             assert isinstance(self.base, PeftModel)
             config = cast(LoraConfig, copy.deepcopy(self.base.peft_config[like]))
-        try:
-            if isinstance(self.base, PeftModel):
-                self.base.add_adapter(role, copy.deepcopy(config))
-            else:
-                self.base = get_peft_model(self.base, copy.deepcopy(config), adapter_name=role)
-        except ValueError as error:
-            raise no_such_layers(self.base, config, error) from error
-        kept = self.base.peft_config[role]
-        assert isinstance(kept, LoraConfig)
-        if isinstance(kept.target_modules, Iterable) and not isinstance(kept.target_modules, str):
-            # peft makes a set of it, whose order differs between processes, and so would the saved file.
-            kept.target_modules = sorted(kept.target_modules)
+        self.base = with_adapter(self.base, role, config)
         self._layers = [m for m in self.base.modules() if isinstance(m, LoraLayer)]
         if adapter is not None:
             self._load_folder(role, adapter)
-
-
-def _changes(model: nn.Module) -> int:
-    """How often weights were written to, as autograd counts it."""
-    return sum(parameter._version for parameter in model.parameters())

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 
@@ -32,6 +34,29 @@ def hidden_states(decoder: Any, layer: int | None, **inputs: Any) -> Tensor:
         return cut
     found: Tensor = decoder(**inputs, output_hidden_states=True).hidden_states[layer]
     return found
+
+
+def square_mask(mask: Bool[Tensor, "B T T"], attention: str, dtype: torch.dtype) -> Tensor:
+    """Which position looks at which, as an implementation of attention takes it, [B, 1, T, T].
+
+    Args:
+        mask: true where a row's position looks at a column's.
+        attention: name of the implementation; "sdpa" takes truth values, others take what is added.
+        dtype: of the model's weights.
+    """
+    mask = mask[:, None]
+    if attention == "sdpa":
+        return mask
+    dtype = dtype if dtype.is_floating_point else torch.float32
+    added = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return added.masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def drop_attention_dropout(model: nn.Module) -> None:
+    """Set it to 0: it hides in a number, not in a module that `eval` reaches alone; see `Policy.train`."""
+    for module in model.modules():
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            setattr(module, "attention_dropout", 0.0)  # noqa: B010  # no declared attribute
 
 
 @contextmanager
