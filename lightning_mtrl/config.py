@@ -47,8 +47,9 @@ class FabricConfig:
         accelerator: "cpu", "cuda", "mps", or "auto" for the best one that is there.
         devices: processes on each node, one a device; or "auto" for all devices. `fit` runs several.
         num_nodes: machines.
-        strategy: "auto" or "ddp": every process has all weights. "fsdp", with `model.fine_tuning` "full": weights,
-            gradients and optimizer state of every role are shared out; the role that is used is whole meanwhile.
+        strategy: "auto" or "ddp": every process has all weights. "fsdp", for `model.fine_tuning` "full":
+            every role's weights, gradients and optimizer state are shared out among the processes, and only
+            the role that is in use is whole on each.
         precision: "32-true", "bf16-mixed", "bf16-true", or any other name that Fabric knows.
         threads: threads of one process on the CPU; null leaves PyTorch's own choice.
     """
@@ -285,8 +286,8 @@ class RunConfig:
         expect_in(SEED, "seed", self.seed)
         if self.fabric.strategy == "fsdp" and self.model.fine_tuning == "lora":
             raise UserError(
-                "fabric.strategy is 'fsdp', which shares out the weights that are trained, but "
-                "model.fine_tuning is 'lora', where these are small. Pass --fabric.strategy ddp, or "
+                "fabric.strategy is 'fsdp', which shares trained weights out among processes, but "
+                "model.fine_tuning is 'lora', where they are small. Pass --fabric.strategy ddp, or "
                 "--model.fine_tuning full."
             )
         _expect_text_or_null("run_dir", self.run_dir, "runs/mine")

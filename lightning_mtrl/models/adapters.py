@@ -24,6 +24,7 @@ from lightning_mtrl.models.layers import drop_attention_dropout, hidden_states, 
 from lightning_mtrl.models.logprobs import LogitHead
 from lightning_mtrl.models.merging import merged
 from lightning_mtrl.models.sharding import Sharding
+from lightning_mtrl.models.stored import copy_stored
 from lightning_mtrl.processes import Processes
 
 
@@ -248,25 +249,9 @@ class Backbone(nn.Module):
             UserError: if names or shapes do not fit, as for an adapter of another base.
         """
         with self.whole(role):
-            self._load(role, self.named_parameters_of(role), state)
+            copy_stored(role, state, self.named_parameters_of(role))
             if self.full:
                 self.sharding.keep(self.models[role])
-
-    def _load(self, role: str, target: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        """
-        Raises:
-            UserError: if names or shapes do not fit.
-        """
-        wrong = sorted(set(target) ^ set(state)) or [n for n in target if target[n].shape != state[n].shape]
-        if wrong:
-            raise UserError(
-                f"the stored weights of {role!r} do not fit this model: {len(wrong)} tensors "
-                f"differ, the first is "
-                f"{wrong[0]!r}. They were made for another base model or another model.lora_rank."
-            )
-        with torch.no_grad():
-            for name, parameter in target.items():
-                parameter.copy_(state[name])
 
     def copy_role(self, source: str, target: str) -> None:
         """Give `target` the weights of `source`."""

@@ -1,7 +1,7 @@
 """Fully sharded weights: each process keeps a part of a model's numbers, and all of them while it is in use.
 
-A whole model is one unit of sharding, because that is what its users need: sampling and scoring go over it for
-a long time, its output head is read apart from its layers, and processes make unequal numbers of training
+A whole model is one unit of sharding, because that is what its users need: sampling and scoring go over it
+for a long time, its output head is read apart from its layers, and processes make unequal numbers of training
 passes. So weights, gradients and optimizer state take 1/N of their memory on each of N processes, and one
 model at a time takes all of its own (and while it is trained, its gradients).
 
@@ -163,7 +163,7 @@ class Sharding:
         state: dict[str, Any],
         change: Callable[[_Part, Tensor], Tensor],
     ) -> dict[str, Any]:
-        """The state of an optimizer with its tensors changed that belong to parameters which are shared out."""
+        """The state of an optimizer, with the tensors changed that belong to what is shared out."""
         part_of = {part.weights: part for part in self._parts.values()}
         order = [weights for group in optimizer.param_groups for weights in group["params"]]
         found: dict[int, dict[str, Any]] = {}

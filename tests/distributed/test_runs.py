@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trusting
+from transformers import AutoModelForCausalLM
 
-from lightning_mtrl.config import FabricConfig
+from lightning_mtrl.config import FabricConfig, RunConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.launching import join, launch
 from lightning_mtrl.rollouts.logs import read_conversations
@@ -60,6 +62,7 @@ algorithm: {class_path: lightning_mtrl.algorithms.OutcomeOnly, init_args: {setti
 """
 CONFIGS = {"iterative_ppo": ITERATIVE_PPO, "itpo": ITPO, "outcome_only": OUTCOME_ONLY}
 TWO = ["--fabric.devices=2"]
+FULL = ["--model.fine_tuning=full"]
 
 
 def begun(command: list[str]) -> subprocess.Popen[str]:
@@ -135,6 +138,19 @@ def itpo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two iterations of full fine-tuning in one process; one by two that share weights, and one more alone."""
+    folder = tmp_path_factory.mktemp("full")
+    alone = begun_fit("itpo", folder, f"--run_dir={folder / 'alone'}", *FULL, "--loop.iterations=2")
+    ended(begun_fit("itpo", folder, f"--run_dir={folder / 'both'}", *TWO, *FULL, "--fabric.strategy=fsdp"))
+    ended(alone)
+    ended(begun(["lightning_mtrl", "export", f"--run={folder / 'both'}", f"--output={folder / 'model'}"]))
+    resume = ["lightning_mtrl", "fit", f"--resume={folder / 'both'}", "--loop.iterations=2"]
+    ended(begun([*resume, "--fabric.devices=1"]))
+    return folder
+
+
 def port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -162,6 +178,25 @@ def test_a_run_of_two_processes_is_resumed_by_two(ppo: Path) -> None:
 @pytest.mark.parametrize("run", ["saving", "nodes"])
 def test_itpo_has_the_parameters_of_one_process(itpo: Path, run: str) -> None:
     assert apart(itpo / "alone", itpo / run) < 1e-5
+
+
+def test_shared_weights_are_those_of_one_process(full: Path) -> None:
+    assert apart(full / "alone", full / "both") < 1e-5
+
+
+def test_a_run_with_shared_weights_is_resumed_by_one_process(full: Path) -> None:
+    assert apart(full / "alone", full / "both", iteration=2) < 1e-5
+    steps = [load_checkpoint(full / run / "checkpoints" / "iteration-0002") for run in ("alone", "both")]
+    for one, two in zip(*(step.optimizers["policy"]["state"].values() for step in steps), strict=True):
+        assert torch.allclose(one["exp_avg"], two["exp_avg"], atol=1e-6)
+
+
+def test_a_run_with_shared_weights_is_exported_whole(full: Path) -> None:
+    kept = load_checkpoint(full / "both" / "checkpoints" / "iteration-0001").tensors["policy"]
+    exported = AutoModelForCausalLM.from_pretrained(full / "model", dtype=torch.float32)
+    parameters = dict(exported.named_parameters())
+    assert {*parameters} == {*kept}
+    assert all(torch.equal(parameters[name], value) for name, value in kept.items())
 
 
 def test_numbers_and_conversations_are_those_of_one_process(ppo: Path, itpo: Path) -> None:
@@ -192,6 +227,10 @@ def test_only_the_first_process_writes(ppo: Path, itpo: Path) -> None:
             ["--data.conversations=7", "--data.group_size=7", "--data.validation_share=0"],
         ),
         ("outcome_only", ["--data.conversations=1", "--validation.conversations=1"]),
+        (
+            "outcome_only",
+            ["--data.conversations=1", "--validation.conversations=1", *FULL, "--fabric.strategy=fsdp"],
+        ),
     ],
 )
 def test_a_run_ends_though_a_process_has_no_conversation(
@@ -218,13 +257,18 @@ def test_a_mistake_is_told_once(tmp_path: Path) -> None:
     ("strategy", "problem"),
     [
         ("ddp_spawn", "several processes run with 'ddp'"),
-        ("fsdp", "keeps a part of the weights on each device"),
+        ("deepspeed", "weights are shared out among processes by 'fsdp'"),
     ],
 )
 def test_other_strategies_are_refused_before_a_process_starts(strategy: str, problem: str) -> None:
     config = FabricConfig(accelerator="cpu", devices=2, strategy=strategy)
     with pytest.raises(UserError, match=f"fabric.strategy is '{strategy}'.*{problem}.*fabric.strategy ddp"):
         launch(config)
+
+
+def test_adapters_are_not_shared_out() -> None:
+    with pytest.raises(UserError, match=r"fabric.strategy is 'fsdp'.*'lora'.*Pass --fabric.strategy ddp"):
+        RunConfig(fabric=FabricConfig(devices=2, strategy="fsdp"))
 
 
 def test_a_command_that_runs_alone_refuses_several_processes() -> None:

@@ -39,16 +39,14 @@ from lightning_mtrl.rollouts.sampling import SamplingConfig
 ROWS = (1, 2, 7, 8)
 
 
-def found_by_two(folder: Path) -> list[dict[str, Any]]:
-    """What both processes found, by rank."""
+def found_by_two(folder: Path, script: str = __file__) -> list[dict[str, Any]]:
+    """What both processes of a script found, by rank."""
     workers = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)], stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, script, str(rank), str(folder)], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     for worker in workers:
-        _, said = worker.communicate(timeout=150)
+        _, said = worker.communicate(timeout=300)
         assert worker.returncode == 0, said
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
@@ -76,13 +74,13 @@ def _found(processes: Processes) -> dict[str, Any]:
     return {
         "steps": {rows: _step(processes, rows) for rows in ROWS},
         "memory": _step(processes, 8, fits=lambda rank: 1 if rank == 1 else 8),
-        "no memory": _error(lambda: _step(processes, 8, fits=lambda rank: 0 if rank == 1 else 8)),
+        "no memory": caught(lambda: _step(processes, 8, fits=lambda rank: 0 if rank == 1 else 8)),
         "not finite": _step(processes, 2, spoilt=True),
         "collected": _collected(processes, broken=False),
-        "nothing collected": _error(lambda: _collected(processes, broken=True)),
-        "a mistake of the second": _error(lambda: processes.each(lambda: _fail_on(processes, 1, UserError))),
-        "a fault of the second": _error(lambda: processes.together(lambda: _fail_on(processes, 1, KeyError))),
-        "waiting inside": _error(lambda: processes.each(lambda: processes.first(lambda: 1))),
+        "nothing collected": caught(lambda: _collected(processes, broken=True)),
+        "a mistake of the second": caught(lambda: processes.each(lambda: _fail_on(processes, 1, UserError))),
+        "a fault of the second": caught(lambda: processes.together(lambda: _fail_on(processes, 1, KeyError))),
+        "waiting inside": caught(lambda: processes.each(lambda: processes.first(lambda: 1))),
         "dealt": processes.over(range(5), lambda mine: [10 * item for item in mine]),
         "from the first": processes.first(lambda: processes.rank),
     }
@@ -110,12 +108,12 @@ def _step(
         stepper = Stepper(context, module, 1.0, None)
         module.log = lambda name, value, **_: logged.append((name, float(value)))  # type: ignore[method-assign]
         if fits is not None:
-            _limit(module, fits(processes.rank))
+            limit_rows(module, fits(processes.rank))
         losses += [stepper.step(batch), stepper.step(batch)]
     return {"weights": [own_weights(m) for m in modules], "losses": losses, "logged": logged, "said": said}
 
 
-def _limit(module: Policy | ValueHead, rows: int) -> None:
+def limit_rows(module: Policy | ValueHead, rows: int) -> None:
     step = module.training_step
 
     def limited(batch: Any, batch_idx: int = 0) -> Any:
@@ -143,7 +141,7 @@ def _fail_on(processes: Processes, rank: int, kind: type[Exception]) -> None:
         raise kind("it is broken here")
 
 
-def _error(work: Callable[[], Any]) -> tuple[str, str] | None:
+def caught(work: Callable[[], Any]) -> tuple[str, str] | None:
     try:
         work()
     except Exception as error:
