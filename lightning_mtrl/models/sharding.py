@@ -188,4 +188,4 @@ class Sharding:
 
 
 def _norm(weights: Sequence[nn.Parameter]) -> Tensor:
-    return get_total_norm([w.grad for w in weights if w.grad is not None])
+    return get_total_norm([w.grad for w in weights if w.grad is not None]).float()

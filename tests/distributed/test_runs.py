@@ -140,7 +140,7 @@ def itpo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two iterations of full fine-tuning in one process; one by two that share weights, and one more alone."""
+    """Full fine-tuning: two iterations in one process; one by two that share weights, and one more alone."""
     folder = tmp_path_factory.mktemp("full")
     alone = begun_fit("itpo", folder, f"--run_dir={folder / 'alone'}", *FULL, "--loop.iterations=2")
     ended(begun_fit("itpo", folder, f"--run_dir={folder / 'both'}", *TWO, *FULL, "--fabric.strategy=fsdp"))
