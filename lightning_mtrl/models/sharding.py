@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
 from lightning_mtrl.processes import Processes
 
@@ -120,11 +119,11 @@ class Sharding:
         """Scale gradients down to a norm, as of all weights together; returns the norm that they had."""
         shared = [self._parts[p].weights for p in parameters if p in self._parts]
         if not shared:
-            return clip_grad_norm_(parameters, max_norm)
+            return nn.utils.clip_grad_norm_(parameters, max_norm)
         whole = self.unshared(parameters)
         squares = self.processes.sum(_norm(shared).square())
         norm = (squares + _norm(whole).square().to(squares)).sqrt()
-        clip_grads_with_norm_([*whole, *shared], max_norm, norm)
+        nn.utils.clip_grads_with_norm_([*whole, *shared], max_norm, norm)
         return norm
 
     def over_parts(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -188,4 +187,4 @@ class Sharding:
 
 
 def _norm(weights: Sequence[nn.Parameter]) -> Tensor:
-    return get_total_norm([w.grad for w in weights if w.grad is not None]).float()
+    return nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None]).float()

@@ -84,13 +84,16 @@ def _resumed(processes: Processes) -> dict[str, Any]:
     first, second = _Trained(processes), _Trained(processes)
     first.step(7)
     # The first process writes a checkpoint, and all read it.
-    kept = first.weights(), copy.deepcopy(first.optimizers())
+    kept = first.weights(), first.optimizers()
     weights, optimizers = processes.each(lambda: kept)[0]
-    for module, stepper, w, o in zip(second.modules, second.steppers, weights, optimizers, strict=True):
+    stored = copy.deepcopy(optimizers)  # those that read it may go on with the very tensors
+    for module, stepper, w, o in zip(
+        second.modules, second.steppers, weights, copy.deepcopy(stored), strict=True
+    ):
         module.load_state(w)
         stepper.optimizer.load_state_dict(o)
     return {
-        "stored": optimizers,
+        "stored": stored,
         "went on": (first.step(7), first.weights())[1],
         "began again": (second.step(7), second.weights())[1],
     }
