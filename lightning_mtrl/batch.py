@@ -107,6 +107,8 @@ class ConversationBatch(TokenBatch):
         outcome: outcome of each conversation; NaN where it is unknown.
         group: number of the group of each conversation; those of one group share their initial state.
         ids: the conversations' ids, in row order.
+        turn_targets: what Q of each turn is regressed on, where that is not to be computed from
+            `turn_rewards` alone; None elsewhere.
     """
 
     turn_index: Int[Tensor, "B T"]
@@ -119,6 +121,7 @@ class ConversationBatch(TokenBatch):
     outcome: Float[Tensor, " B"]
     group: Int[Tensor, " B"]
     ids: tuple[str, ...] = ()
+    turn_targets: Float[Tensor, "B K"] | None = None
 
 
 @dataclass(frozen=True)
@@ -254,7 +257,7 @@ class TurnFeatures:
 
     Attributes:
         features: hidden state at each turn's reading place.
-        turn_mask, turn_rewards, turn_weights, ids: as in `ConversationBatch`.
+        turn_mask, turn_rewards, turn_weights, ids, turn_targets: as in `ConversationBatch`.
     """
 
     features: Float[Tensor, "B K H"]
@@ -262,6 +265,7 @@ class TurnFeatures:
     turn_rewards: Float[Tensor, "B K"]
     turn_weights: Float[Tensor, "B K"]
     ids: tuple[str, ...]
+    turn_targets: Float[Tensor, "B K"] | None = None
 
     def to(self, device: torch.device | str) -> Self:
         """The same on another device."""

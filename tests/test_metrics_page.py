@@ -24,6 +24,15 @@ ITERATIVE_PPO = [
     "--algorithm.improvement.certificate_states=8",
     "--algorithm.estimator=GAE",
 ]
+PERSONAS = [
+    "--data.conversations=96",
+    '--data.personas=["Be brief."]',
+    "--data.persona_share=0.5",
+    "--algorithm.evaluation.target=retrace",
+    "--algorithm.evaluation.next_samples=2",
+    "--algorithm.evaluation.epochs=2",
+    "--algorithm.improvement.certificate_states=8",
+]
 ITPO = ["--data.conversations=48", "--algorithm.settings.minibatch_groups=2"]
 # Of runs with a server; tests/test_served_runs.py has one.
 SERVED = {"rollouts/server_difference_max", "rollouts/server_difference_mean", "rollouts/server_kl"}
@@ -39,7 +48,12 @@ def names_on_the_page(text: str) -> list[str]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Runs through the command line, which log every name between them."""
     folders = []
-    for config, options in (("quickstart", ITERATIVE_PPO), ("quickstart", OUTCOME_ONLY), ("itpo", ITPO)):
+    for config, options in (
+        ("quickstart", ITERATIVE_PPO),
+        ("quickstart", PERSONAS),
+        ("quickstart", OUTCOME_ONLY),
+        ("itpo", ITPO),
+    ):
         folders.append(tmp_path_factory.mktemp(config) / "run")
         sizes = ["--loop.iterations=1", "--validation.conversations=16", f"--run_dir={folders[-1]}"]
         done = subprocess.run(

@@ -109,6 +109,20 @@ class CriticInputs:
         return batch.to(self.context.fabric.device)
 
 
+def predict(inputs: CriticInputs, conversations: Sequence[Conversation]) -> list[Float[Tensor, " K"]]:
+    """Q of every turn of each conversation, on the CPU, in the order given."""
+    found: dict[int, Tensor] = {}
+    batches = list(inputs.batches(conversations))
+    with inputs.context.fabric.autocast():
+        scored = inputs.over(
+            batches, lambda mine: [inputs.critic.values(batch).float().cpu() for _, batch in mine]
+        )
+    for (places, batch), values in zip(batches, scored, strict=True):
+        for row, place in enumerate(places):
+            found[place] = values[row][batch.turn_mask[row].cpu()]
+    return [found[place] for place in range(len(conversations))]
+
+
 def critic_passes(critic: QCritic, extent: Extent, rows: int, rows_key: str) -> list[Pass]:
     """The largest passes that fit, measure and probe a critic, for a plan of memory.
 

@@ -20,11 +20,12 @@ import torch
 from lightning_mtrl import ranges
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
 from lightning_mtrl.algorithms.coverage import coverage
-from lightning_mtrl.algorithms.critic_inputs import CriticInputs, critic_passes
+from lightning_mtrl.algorithms.critic_inputs import CriticInputs, critic_passes, predict
 from lightning_mtrl.algorithms.diagnostics import diagnose
 from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator
 from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
-from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, predict
+from lightning_mtrl.algorithms.off_policy_targets import fit_targets, off_policy_passes
+from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic
 from lightning_mtrl.algorithms.policy_improvement import SingleTurnImprover
 from lightning_mtrl.algorithms.ranges import expect
 from lightning_mtrl.algorithms.round_passes import round_passes
@@ -119,10 +120,11 @@ class IterativePPO(Algorithm):
         )
 
     def evaluate(self, rollouts: list[Conversation]) -> Signal:
-        """EVALUATE: regress Q_i(s, a) on the Monte Carlo returns G of pi_i's responses."""
+        """EVALUATE: regress Q_i(s, a) on the returns G of pi_i's responses, Monte Carlo by default."""
         self.inputs = CriticInputs(self.critic, self.context)
-        report = fit_critic(self.inputs, self.critic_stepper, self.evaluation)
-        metrics = {**report.metrics(), "q_change": self._q_change()}
+        targets = fit_targets(self.inputs, self.evaluation)
+        report = fit_critic(self.inputs, self.critic_stepper, self.evaluation, targets)
+        metrics = {**report.metrics(), **targets.metrics(), "q_change": self._q_change()}
         reason = (
             ""
             if report.beats_constant
@@ -176,7 +178,10 @@ class IterativePPO(Algorithm):
     def workload(self, extent: Extent) -> list[Pass | Sampling]:
         """The critic reads whole conversations; the policy a state and its responses in one row."""
         rows = self.evaluation.micro_batch_size or extent.batch_size
-        evaluated = critic_passes(self.critic, extent, rows, "evaluation.micro_batch_size")
+        evaluated: list[Pass | Sampling] = list(
+            critic_passes(self.critic, extent, rows, "evaluation.micro_batch_size")
+        )
+        evaluated += off_policy_passes(self.critic, self.evaluation, extent)
         return [*evaluated, *round_passes(self.improvement, self.critic, self.improver.value, extent)]
 
     def state(self) -> dict[str, Any]:

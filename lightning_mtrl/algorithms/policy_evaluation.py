@@ -8,10 +8,10 @@ from itertools import islice
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs, Readable
+from lightning_mtrl.algorithms.fit_targets import FitTargets
 from lightning_mtrl.algorithms.progress import PhaseProgress
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
@@ -36,7 +36,17 @@ class EvaluationConfig:
         loss: "bce" for returns in [0, 1], "mse" for any, or "hl_gauss" (classification over bins of [0, 1]);
             a return outside is refused.
         gamma: discount for each response, in (0, 1].
-        td_lambda: 1 for Monte Carlo returns; less mixes in the critic's next values (SARSA(lambda)).
+        target: what follows a response in what Q is fitted to: "sarsa" the log itself, which is right when
+            the policy led it; "expected_sarsa" fresh responses of the policy, scored by a target network, so
+            that any log will do; "retrace" these, and the log as far as the policy would have said the same.
+        td_lambda: with "sarsa" 1 for Monte Carlo returns; less mixes in the target network's next values
+            (SARSA(lambda)). With "retrace" its lambda: 0 is "expected_sarsa", where this means nothing.
+        next_samples: fresh responses of the policy in each logged next state, unless `target` is "sarsa".
+        target_refresh: epochs after which the critic becomes the target network. Values go back through a
+            conversation by one turn each time, so let `epochs` be several times its turns times this.
+        importance_clip: largest ratio of probabilities, policy to behaviour, of a response with "retrace".
+        expectile: of Q over the fresh responses of "expected_sarsa"; 0.5 is their mean, more leans towards
+            the best of them as ILQL does, and is then no longer Q of the policy.
         read: hidden state that the critic reads: "header" after the response, or its "end".
         layer: hidden layer that the critic reads, 1 being the first; null for the last.
         trunk: "adapter" trains an adapter below the head; "frozen" reads the base as it is, which needs
@@ -53,7 +63,12 @@ class EvaluationConfig:
 
     loss: Literal["bce", "mse", "hl_gauss"] = "bce"
     gamma: float = 0.95
+    target: Literal["sarsa", "expected_sarsa", "retrace"] = "sarsa"
     td_lambda: float = 1.0
+    next_samples: int = 8
+    target_refresh: int = 1
+    importance_clip: float = 1.0
+    expectile: float = 0.5
     read: Literal["header", "end"] = "header"
     layer: int | None = None
     trunk: Literal["adapter", "frozen"] = "adapter"
@@ -69,16 +84,41 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         expect(0.0 < self.gamma <= 1.0, "evaluation.gamma", self.gamma, "in (0, 1]", 0.95)
         expect(0.0 <= self.td_lambda <= 1.0, "evaluation.td_lambda", self.td_lambda, "in [0, 1]", 1.0)
-        for name in ("layer", "epochs", "patience", "micro_batch_size"):
+        for name in ("layer", "epochs", "patience", "micro_batch_size", "next_samples", "target_refresh"):
             expect_at_least(f"evaluation.{name}", getattr(self, name), 1, 2)
         for name in ("learning_rate", "weight_decay", "tolerance"):
             expect_at_least(f"evaluation.{name}", getattr(self, name), 0, 1e-4)
         expect_at_least("evaluation.head_units", self.head_units, 0, 64)
         expect_above_zero("evaluation.max_norm", self.max_norm, 1.0)
+        expect_above_zero("evaluation.importance_clip", self.importance_clip, 1.0)
+        expect(0.0 < self.expectile < 1.0, "evaluation.expectile", self.expectile, "in (0, 1)", 0.5)
+        self._expect_used()
+
+    def _expect_used(self) -> None:
+        """Refuse a setting that means nothing for this target."""
+        fresh, retrace = self.target != "sarsa", self.target == "retrace"
+        bootstraps = fresh or self.td_lambda < 1
+        for name, used, where in (
+            ("td_lambda", self.target != "expected_sarsa", "evaluation.target sarsa or retrace"),
+            ("next_samples", fresh, "evaluation.target expected_sarsa or retrace"),
+            ("target_refresh", bootstraps, "evaluation.td_lambda below 1, or another evaluation.target"),
+            ("importance_clip", retrace, "evaluation.target retrace"),
+            ("expectile", self.target == "expected_sarsa", "evaluation.target expected_sarsa"),
+        ):
+            value, unset = getattr(self, name), getattr(type(self), name)
+            kind = f"{unset} (unset) without {where}, since it is only for that"
+            expect(used or value == unset, f"evaluation.{name}", value, kind, unset)
+        kind = "bce or mse with evaluation.target retrace, whose targets can leave the range of the returns"
+        expect(not retrace or self.loss != "hl_gauss", "evaluation.loss", self.loss, kind, "bce")
 
 
-def fit_critic(inputs: CriticInputs, stepper: Stepper, config: EvaluationConfig) -> QReport:
+def fit_critic(
+    inputs: CriticInputs, stepper: Stepper, config: EvaluationConfig, targets: FitTargets
+) -> QReport:
     """Fit the critic on the training conversations and keep the weights that did best on held-out ones.
+
+    Where the targets move with the critic, that is done anew after each refresh: losses against different
+    targets cannot be compared, and fitting goes on to the last epoch.
 
     Returns:
         The report on held-out conversations.
@@ -90,21 +130,28 @@ def fit_critic(inputs: CriticInputs, stepper: Stepper, config: EvaluationConfig)
     held_out = data.validation_conversations
     inputs.check_returns([*data.train_conversations, *held_out])
     measured = [batch for _, batch in inputs.batches(held_out)]
-    best, best_state, stale = _loss(inputs, measured), critic.state(), 0
+    best, best_state, stale = float("inf"), critic.state(), 0
     progress = PhaseProgress("evaluate", "epoch")
-    for batches in progress.over(islice(inputs.epochs(), config.epochs), config.epochs):
+    epochs = progress.over(islice(inputs.epochs(), config.epochs), config.epochs)
+    for number, batches in enumerate(epochs):
+        if number == 0 or (targets.moving and number % config.target_refresh == 0):
+            critic.load_state(best_state)
+            targets.refresh()
+            goals = [targets.on(batch) for batch in measured]
+            best, stale = _loss(inputs, goals), 0
         stepper.begin()
         for batch in batches:
-            stepper.step(batch)
-        loss = _loss(inputs, measured)
+            stepper.step(targets.on(batch))
+        loss = _loss(inputs, goals)
         progress.show(held_out_loss=loss, best=min(loss, best))
         stale = 0 if loss < best else stale + 1
         if stale == 0:
             best, best_state = loss, critic.state()
-        elif stale >= config.patience:
+        elif stale >= config.patience and not targets.moving:
             break
     critic.load_state(best_state)
-    return measure(inputs, held_out)
+    targets.refresh()
+    return measure(inputs, held_out, targets)
 
 
 @torch.no_grad()
@@ -118,26 +165,15 @@ def _loss(inputs: CriticInputs, batches: Sequence[Readable]) -> float:
     return total / max(1.0, sum(turns))
 
 
-def predict(inputs: CriticInputs, conversations: list[Conversation]) -> list[Float[Tensor, " K"]]:
-    """Q of every turn of each conversation, in the order given."""
-    found: dict[int, Tensor] = {}
-    batches = list(inputs.batches(conversations))
-    with inputs.context.fabric.autocast():
-        scored = inputs.over(
-            batches, lambda mine: [inputs.critic.values(batch).float().cpu() for _, batch in mine]
-        )
-    for (places, batch), values in zip(batches, scored, strict=True):
-        for row, place in enumerate(places):
-            found[place] = values[row][batch.turn_mask[row].cpu()]
-    return [found[place] for place in range(len(conversations))]
-
-
 @torch.no_grad()
-def measure(inputs: CriticInputs, conversations: list[Conversation]) -> QReport:
-    """Compare the critic's predictions with the Monte Carlo returns of conversations."""
+def measure(inputs: CriticInputs, conversations: list[Conversation], targets: FitTargets) -> QReport:
+    """Compare the critic's predictions with what the targets say of conversations.
+
+    Only whether Q tells success from failure (AUC) is asked of the log's own returns, whoever led it.
+    """
     critic = inputs.critic
     critic.eval()
-    raw, returns, owner, states = _held_out_pairs(inputs, conversations)
+    raw, returns, logged, owner, states = _held_out_pairs(inputs, conversations, targets)
     losses = critic.objective.loss(raw, returns)
     constant = critic.objective.constant(returns).expand(len(returns), -1)
     gains = critic.objective.loss(constant, returns) - losses
@@ -148,7 +184,7 @@ def measure(inputs: CriticInputs, conversations: list[Conversation]) -> QReport:
         loss=losses.mean().item(),
         constant_loss=(losses + gains).mean().item(),
         gain=lower_bound(by_conversation),
-        auc=ranking_auc(predicted, returns > 0),
+        auc=ranking_auc(predicted, logged > 0),
         same_state_accuracy=same_state_accuracy(predicted, returns, states),
         correlation=correlation(predicted, returns),
         calibration_error=calibration_error(curve),
@@ -158,11 +194,11 @@ def measure(inputs: CriticInputs, conversations: list[Conversation]) -> QReport:
 
 
 def _held_out_pairs(
-    inputs: CriticInputs, conversations: list[Conversation]
-) -> tuple[Tensor, Tensor, Tensor, list[tuple[int, ...]]]:
-    """Raw output, return, owner and state of every turn whose return is one of the policy."""
+    inputs: CriticInputs, conversations: list[Conversation], targets: FitTargets
+) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, ...]]]:
+    """Raw output, target, logged return, owner and state of every turn that is learned from."""
     critic = inputs.critic
-    returns, owners, states = [], [], []
+    goals, returns, owners, states = [], [], [], []
     batches = list(inputs.batches(conversations))
     with inputs.context.fabric.autocast():
         raws = inputs.over(
@@ -170,11 +206,12 @@ def _held_out_pairs(
         )
     for places, batch in batches:
         counted = batch.turn_weights > 0
+        goals.append(targets.measured(batch)[counted].cpu())
         returns.append(discounted_returns(batch.turn_rewards, batch.turn_mask, critic.gamma)[counted].cpu())
         owners.append(torch.tensor(places)[:, None].expand(counted.shape)[counted.cpu()])
         for row, column in counted.nonzero().tolist():
             states.append(_state_ids(conversations[places[row]], column))
-    return torch.cat(raws), torch.cat(returns), torch.cat(owners), states
+    return torch.cat(raws), torch.cat(goals), torch.cat(returns), torch.cat(owners), states
 
 
 def _state_ids(conversation: Conversation, turn: int) -> tuple[int, ...]:

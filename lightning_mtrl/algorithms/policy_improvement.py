@@ -17,6 +17,7 @@ from lightning_mtrl.algorithms.estimators import AdvantageEstimator
 from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
 from lightning_mtrl.algorithms.passes import by_token, rows_in_pass, slices
 from lightning_mtrl.algorithms.progress import PhaseProgress
+from lightning_mtrl.algorithms.state_samples import sample_responses
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.evaluation.intervals import mean_interval
@@ -25,7 +26,7 @@ from lightning_mtrl.modules.policy import Policy
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
 from lightning_mtrl.rollouts.datamodule import State
-from lightning_mtrl.rollouts.engine import SampledResponse, sample_groups
+from lightning_mtrl.rollouts.engine import SampledResponse
 from lightning_mtrl.rollouts.groups import Glue, GroupBatch, group_batch
 
 SCORING_STATES = 64  # states in a pass without gradients, at most
@@ -93,24 +94,9 @@ class SingleTurnImprover:
 
     def sample(self, states: Sequence[State], seed: int, role: str = "policy") -> ScoredGroups:
         """Sample responses for each state and score them with Q."""
-        context = self.context
         # States of similar length stand together, so that a pass over some of them has little padding.
         prefixes = sorted((state.ids for state in states), key=len)
-        with context.backbone.sampling(role) as model:
-            responses = self.processes.over(
-                range(len(prefixes)),
-                lambda numbers: sample_groups(
-                    model,
-                    [prefixes[number] for number in numbers],
-                    self.config.samples,
-                    sampling=context.sampling,
-                    end_ids=context.chat.end_ids,
-                    pad_id=context.chat.pad_id,
-                    seed=seed,
-                    rows=context.rows,
-                    numbers=numbers,
-                ),
-            )
+        responses = sample_responses(self.context, prefixes, self.config.samples, seed, role)
         return self.score(prefixes, responses)
 
     @torch.no_grad()

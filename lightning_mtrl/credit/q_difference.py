@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_mtrl import objectives
-from lightning_mtrl.algorithms.critic_inputs import CriticInputs, critic_passes
-from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, predict
+from lightning_mtrl.algorithms.critic_inputs import CriticInputs, critic_passes, predict
+from lightning_mtrl.algorithms.fit_targets import LoggedTargets
+from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
@@ -34,10 +35,18 @@ class QDifference(CreditAssigner):
     Args:
         evaluation: how the critic is fitted; its gamma should be 1, since an outcome is shared out and not
             discounted.
+
+    Raises:
+        UserError: for a target of another policy's logs.
     """
 
     def __init__(self, evaluation: EvaluationConfig = EvaluationConfig(gamma=1.0)) -> None:  # noqa: B008
         self.evaluation = evaluation
+        if evaluation.target != "sarsa":
+            raise UserError(
+                f"evaluation.target is {evaluation.target!r}, but the credit QDifference shares out the "
+                f"outcomes of the policy's own fresh conversations: leave it at 'sarsa'."
+            )
 
     def setup(self, context: Context) -> None:
         """Create the critic."""
@@ -75,7 +84,7 @@ class QDifference(CreditAssigner):
                     f"as reward, or use another credit."
                 )
         self.inputs = CriticInputs(self.critic, self.context)
-        return fit_critic(self.inputs, self.stepper, self.evaluation).metrics()
+        return fit_critic(self.inputs, self.stepper, self.evaluation, LoggedTargets(self.inputs)).metrics()
 
     def assign(self, batch: ConversationBatch, conversations: list[Conversation]) -> Credit:
         """Differences of Q at the ends of the responses."""

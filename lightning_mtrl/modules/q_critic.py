@@ -141,13 +141,15 @@ class QCritic(RoleModule):
         self.log_metrics("critic", {"q_loss": self.loss(batch)}, weight=turns)
 
     def loss(self, batch: ConversationBatch | TurnFeatures) -> Float[Tensor, ""]:
-        """Loss of the pairs, weighted by `turn_weights`.
+        """Loss of the pairs, weighted by `turn_weights`, against the batch's `turn_targets` or its returns.
 
         Raises:
             UserError: for a return that the loss is not for.
         """
         self.check_returns(batch)
         raw = self(batch)
-        targets = self.targets(batch, self.objective.values(raw.detach()))
+        targets = batch.turn_targets
+        if targets is None:
+            targets = self.targets(batch, self.objective.values(raw.detach()))
         losses = self.objective.loss(raw.flatten(0, 1), targets.flatten().to(raw.dtype))
         return (batch.turn_weights.flatten() * losses).sum()
