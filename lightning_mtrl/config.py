@@ -140,8 +140,8 @@ class DataConfig:
         personas: texts that vary the policy's manner, for coverage; one of them is added to the system
             message. Training takes them out of the prompts again. A critic that is fitted by Monte Carlo to
             such conversations has the Q of the policy mixed with its personas, not that of the policy: its
-            later responses are the persona's too. `evaluation.target` "expected_sarsa" or "retrace" evaluates the
-            policy alone.
+            later responses are the persona's too. With `evaluation.target` "expected_sarsa" or "retrace" it
+            has that of the policy alone.
         persona_share: share of conversations that are led under one of the `personas`.
         max_failure_share: a collection is stopped once more than this share of its conversations has failed,
             as with a server that is down; what had ended is kept.

@@ -116,7 +116,7 @@ def test_settings_that_would_mean_nothing_are_refused() -> None:
 
 
 # A tabular dialogue in tokens: a situation is one token, and so is each of its responses.
-SITUATIONS, RESPONSES = (4, 5), (12, 13, 6)
+SITUATIONS, RESPONSES = (4, 5), (12, 13)
 
 
 def _persona_log(
@@ -129,7 +129,7 @@ def _persona_log(
         while not ended:
             place = info["situation"]
             chances = (persona if wears else policy)[turn, place]
-            action = rng.choices(range(3), chances.tolist())[0]
+            action = rng.choices(range(2), chances.tolist())[0]
             step = dialogue.step(dialogue.responses[turn, place][action])
             ended, info, turn = step.terminated, step.info, turn + 1
             after = () if ended else (USER, SITUATIONS[info["situation"]], END, BOT)
@@ -163,7 +163,7 @@ def _follow(monkeypatch: pytest.MonkeyPatch, policy: Tensor) -> None:
 
     def sample(context: Context, prefixes: Any, samples: int, seed: int) -> list[list[SampledResponse]]:
         rng = random.Random(seed)
-        drawn = [rng.choices(range(3), _chances(policy, ids).tolist(), k=samples) for ids in prefixes]
+        drawn = [rng.choices(range(2), _chances(policy, ids).tolist(), k=samples) for ids in prefixes]
         return [[SampledResponse((RESPONSES[a], END), (0.0, 0.0), True) for a in of] for of in drawn]
 
     def score(role: str, batch: ConversationBatch, context: Context) -> Tensor:
@@ -179,7 +179,7 @@ def _follow(monkeypatch: pytest.MonkeyPatch, policy: Tensor) -> None:
 
 
 def _error(inputs: CriticInputs, conversations: list[Conversation], exact: Tensor) -> float:
-    """Largest error of the mean Q of a (turn, situation, response); a state of the model is a whole history."""
+    """Largest error of the mean Q of a (turn, situation, response)."""
     total, count = torch.zeros_like(exact), torch.zeros_like(exact)
     for conversation, q in zip(conversations, predict(inputs, conversations), strict=True):
         ids = list(conversation.prompt_ids)
@@ -199,7 +199,7 @@ def _one_hot(critic: QCritic, batch: Any) -> Tensor:
     situation = batch.input_ids.gather(1, before.clamp(min=0)) - SITUATIONS[0]
     token = batch.input_ids.gather(1, said)
     action = sum(number * (token == word) for number, word in enumerate(RESPONSES))
-    number = ((turn * 2 + situation) * 3 + action).clamp(0, critic.backbone.hidden_size - 1)
+    number = ((turn * 2 + situation) * 2 + action).clamp(0, critic.backbone.hidden_size - 1)
     return torch.nn.functional.one_hot(number, critic.backbone.hidden_size).float()
 
 
@@ -219,20 +219,29 @@ def _fit(conversations: list[Conversation], exact: Tensor, **options: Any) -> tu
     return _error(inputs, conversations, exact), {**report.metrics(), **targets.metrics()}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_critic_on_persona_data_is_off_with_returns_and_right_with_fresh_next_responses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The whole way from logged tokens to Q, with pi_k and the critic as tables."""
-    dialogue = TabularDialogue(seed=0, max_turns=3, situations=2, responses=3)
+    """The whole way from logged tokens to Q, with pi_k and the critic as tables: largest errors of 8 pairs.
+
+    A pair is met about 400 times or more, of which four fifths are fitted on: chance alone explains 0.025.
+    """
+    dialogue = TabularDialogue(seed=0, max_turns=2, situations=2, responses=2)
     best, uniform = dialogue.optimal_policy(GAMMA), dialogue.uniform_policy()
-    policy, persona = 0.8 * best + 0.2 * uniform, 0.4 * (1 - best) + 0.2 * uniform
+    policy, persona = 0.8 * best + 0.2 * uniform, 0.8 * (1 - best) + 0.2 * uniform
     exact = dialogue.q_values(policy, GAMMA)
     _follow(monkeypatch, policy)
     monkeypatch.setattr(QCritic, "read_base", _one_hot)
-    conversations = _persona_log(dialogue, policy, persona, number=8000)
-    for options in (
-        {"epochs": 20, "patience": 5},
-        {"target": "expected_sarsa", "epochs": 24, "target_refresh": 4},
-        {"target": "retrace", "epochs": 24, "target_refresh": 4},
-    ):
-        print(options, *_fit(conversations, exact, **options))
+    conversations = _persona_log(dialogue, policy, persona, number=5000)
+    returns, _ = _fit(conversations, exact, epochs=12, patience=12)
+    fresh: dict[str, Any] = {"epochs": 12, "target_refresh": 4, "next_samples": 4}
+    one_step, _ = _fit(conversations, exact, target="expected_sarsa", **fresh)
+    traced, measured = _fit(conversations, exact, target="retrace", **fresh)
+    print(returns, one_step, traced, measured)
+    assert returns > 0.08
+    assert one_step < 0.05
+    assert traced < 0.05
+    assert measured["effective_share"] < 0.5
+    assert 0.0 < measured["clipped_ratios"] < 0.5
