@@ -28,11 +28,11 @@ from lightning_mtrl.algorithms.fit_targets import (
 from lightning_mtrl.algorithms.next_responses import STATES_IN_PASS, NextResponses
 from lightning_mtrl.algorithms.passes import role_logprobs, rows_in_pass, similar_rows
 from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig
-from lightning_mtrl.algorithms.workload import Extent, Pass, Sampling
 from lightning_mtrl.batch import collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.modules.workload import Extent, Pass, Sampling
 from lightning_mtrl.objectives import (
     effective_sample_size,
     expected_sarsa_targets,
