@@ -239,7 +239,6 @@ def test_a_critic_on_persona_data_is_off_with_returns_and_right_with_fresh_next_
     fresh: dict[str, Any] = {"epochs": 12, "target_refresh": 4, "next_samples": 4}
     one_step, _ = _fit(conversations, exact, target="expected_sarsa", **fresh)
     traced, measured = _fit(conversations, exact, target="retrace", **fresh)
-    print(returns, one_step, traced, measured)
     assert returns > 0.08
     assert one_step < 0.05
     assert traced < 0.05
