@@ -19,6 +19,7 @@ from lightning_mtrl.planning.blank_run import BlankRun, blank_run
 from lightning_mtrl.planning.devices import Device, device_of, libraries_bytes
 from lightning_mtrl.planning.passes import PassMemory, pass_memory, sampling_memory
 from lightning_mtrl.planning.pretend import Pretence
+from lightning_mtrl.rollouts.lean import laid_out_bytes
 
 PHASES = ("collect", "evaluate", "improve", "validate")
 PROMPT_TOKENS = 512  # room for what stands before the first response, where nothing is known of it
@@ -214,6 +215,9 @@ class _Steps:
         # Another device multiplies weights in 4 bits without merging an adapter into them.
         self.merges = not self.backbone.full and (model.quantization == "none" or device.kind == "cpu")
         self.merged = Part("merged weights", _adapted_bytes(self.backbone) if self.merges else 0)
+        on_cpu = device.kind == "cpu" and model.dtype == "float32"
+        base = self.backbone.causal("policy" if self.backbone.full else "base")
+        self.laid_out = Part("weights laid out for sampling", laid_out_bytes(base) if on_cpu else 0)
         self.gradients = {name: _bytes(m.own_parameters()) for name, (m, _) in self.modules.items()}
         self.work = run.algorithm.workload(extent)
         mixed = run.config.fabric.precision.endswith("-mixed")
@@ -240,6 +244,7 @@ class _Steps:
         )
         parts = (
             self.merged,
+            self.laid_out,
             Part("keys and values", found.cache, wanted.key),
             Part("activations", found.activations, wanted.key),
         )

@@ -20,10 +20,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_mtrl.rollouts.cache import PackedCache, PackedLayer
-from lightning_mtrl.rollouts.linears import FusedLinear, full_linear, fused
+from lightning_mtrl.rollouts.linears import WORTH_PACKING, FusedLinear, full_linear, fused
 
 # Their layers are the same: RMS norm, rotary positions, gated SiLU.
 LEAN_MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+
+
+def laid_out_bytes(model: nn.Module) -> int:
+    """Bytes of the copies of its weights that sampling with a model in fp32 on a CPU makes; 0 for others."""
+    if type(model).__name__ not in LEAN_MODELS:
+        return 0
+    sizes = [layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear)]
+    return sum(4 * size for size in sizes if size >= WORTH_PACKING)
 
 
 class Norm:

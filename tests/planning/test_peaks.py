@@ -13,7 +13,8 @@ import pytest
 
 from lightning_mtrl.planning.plan import PHASES
 
-TOLERANCE = 0.25  # of the measured peak
+# Of the measured peak. What one phase has freed is not all given back to the system before the next.
+TOLERANCE = {"none": 0.25, "nf4": 0.3}
 TINY = """
 model: {name: tiny, context_length: 256}
 fabric: {accelerator: cpu, threads: 1}
@@ -80,14 +81,16 @@ def _compared(text: str, folder: Path, *options: str) -> dict[str, tuple[float, 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 def test_peaks_of_the_embedded_model_are_as_planned(tmp_path: Path) -> None:
     for phase, (measured, planned) in _compared(TINY, tmp_path).items():
-        assert planned == pytest.approx(measured, rel=TOLERANCE), phase
+        assert planned == pytest.approx(measured, rel=TOLERANCE["none"]), phase
 
 
 @pytest.mark.real_lm
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
-@pytest.mark.parametrize("option", ["--model.quantization=none", "--model.quantization=nf4"])
-def test_peaks_of_a_real_model_are_as_planned(smollm2_folder: Path, tmp_path: Path, option: str) -> None:
-    compared = _compared(SMALL, tmp_path, f"--model.name={smollm2_folder}", option)
-    for phase, (measured, planned) in compared.items():
-        assert planned == pytest.approx(measured, rel=TOLERANCE), phase
+@pytest.mark.parametrize("quantization", TOLERANCE)
+def test_peaks_of_a_real_model_are_as_planned(
+    smollm2_folder: Path, tmp_path: Path, quantization: str
+) -> None:
+    options = (f"--model.name={smollm2_folder}", f"--model.quantization={quantization}")
+    for phase, (measured, planned) in _compared(SMALL, tmp_path, *options).items():
+        assert planned == pytest.approx(measured, rel=TOLERANCE[quantization]), phase
