@@ -209,6 +209,7 @@ REFUSED = [
         ["score", "--run=STEP", "--logs=LOGS", "--output=out.txt"],
         r"--output is 'out\.txt', but a file that ends",
     ),
+    (["score", "--run=STEP", "--logs=LOGS", "--output=LOGS"], r"the file that is read\. Pass another one"),
 ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_mtrl.command_logs import add_log_options
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(parser, arguments)
     output, folder = log_output(options.output), open_run(options)
     expect_logs(options.logs)
+    if output.resolve() == Path(options.logs).resolve():
+        raise UserError(f"--output is {str(output)!r}, the file that is read. Pass another one.")
     from lightning_mtrl.recorder import load_learner
     from lightning_mtrl.rollouts.log_records import Demands
     from lightning_mtrl.rollouts.log_tokens import LogEncoder

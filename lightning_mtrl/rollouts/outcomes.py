@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,11 +100,20 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         if path.suffix == ".csv":
             rows = csv.DictReader(file)
+            _expect_columns(path, rows.fieldnames)
             yield from ((f"line {rows.line_num}", row) for row in rows)
             return
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield f"line {number}", _object(line)
+
+
+def _expect_columns(path: Path, found: Sequence[str] | None) -> None:
+    if not {"id", "outcome"} <= set(found or ()):
+        raise UserError(
+            f"{path} begins with {','.join(found or ())!r}, but a first line with the columns id and "
+            f"outcome, separated by a comma, was expected. Name its columns so, and export it with commas."
+        )
 
 
 def _object(line: str) -> Any:

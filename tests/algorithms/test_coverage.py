@@ -43,7 +43,10 @@ def _measured(known: Tensor, held_out: Tensor, before: ScoredGroups, after: Scor
     data = SimpleNamespace(train_conversations=["train"], validation_conversations=["held out"])
     inputs = SimpleNamespace(context=SimpleNamespace(datamodule=data), features=features)
     improver = SimpleNamespace(
-        context=SimpleNamespace(fabric=SimpleNamespace(autocast=nullcontext)),
+        context=SimpleNamespace(
+            fabric=SimpleNamespace(autocast=nullcontext),
+            backbone=SimpleNamespace(whole=lambda role: nullcontext()),
+        ),
         critic=SimpleNamespace(read_base=lambda batch: batch.features),
         reference_log_likelihood=lambda scored: scored.batch.likelihoods.flatten(),
     )

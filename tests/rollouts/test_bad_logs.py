@@ -271,5 +271,9 @@ def test_outcomes_that_are_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="outcomes were expected there"):
         read_conversations(_file(tmp_path, GOOD), outcomes=tmp_path / "none.csv")
     _outcomes(tmp_path / "a.txt", "")
+    for header in ("id;outcome", "conversation,success", ""):
+        other = _outcomes(tmp_path / "other.csv", f"{header}\na;1\n")
+        with pytest.raises(UserError, match=r"the columns id and outcome"):
+            read_conversations(_file(tmp_path, GOOD), outcomes=other)
     with pytest.raises(UserError, match=r"'.txt', but .jsonl, .csv, .parquet"):
         read_conversations(_file(tmp_path, GOOD), outcomes=tmp_path / "a.txt")
