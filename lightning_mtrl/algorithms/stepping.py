@@ -90,6 +90,8 @@ class Stepper:
     def _step(self, batch: Batch, parts: Callable[[], Iterable[Batch]], smallest: int = 1) -> float:
         with self._weights_for(batch):
             shares = self.context.processes.each(lambda: self._accumulated(parts, smallest))
+            # Processes may be several without sharing weights out, so what is whole is summed by them.
+            self.context.processes.sum_gradients(self.sharding.unshared(self.parameters))
             self.sharding.sum_gradients(self.parameters)
         total = sum(loss for loss, _, _ in shares)
         self.module.module.log_step(StepMetrics.joined([metrics for _, metrics, _ in shares]))

@@ -100,11 +100,10 @@ class Sharding:
         return sum(weights._version for weights in kept)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Put the sum over the processes into every gradient: of a part, where a parameter is shared out.
+        """Put this process's part of the sum over the processes into the gradients of what is shared out.
 
         A parameter without a gradient on any process still has none.
         """
-        self.processes.sum_gradients(self.unshared(parameters))
         shared = [p for p in parameters if p in self._parts]
         if not shared:
             return
