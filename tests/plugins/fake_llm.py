@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from loopback import QuietHandler, listening
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def serving(answer: Callable[[dict[str, Any]], Answer] | Sequence[Answer]) -> It
     """A server on a free port of the loopback."""
     fake = FakeServer(answer if callable(answer) else in_turn(*answer))
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             said = fake.handle(body, self.headers.get("authorization"))
@@ -88,20 +89,9 @@ def serving(answer: Callable[[dict[str, Any]], Answer] | Sequence[Answer]) -> It
             except ConnectionError:
                 return  # the client did not wait
 
-        def log_message(self, *arguments: Any) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    fake.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    try:
+    with listening(Handler) as address:
+        fake.base_url = f"{address}/v1"
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _completion(said: Answer) -> str:

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import torch
+from loopback import QuietHandler, listening
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -134,7 +134,7 @@ def vllm_serving(folder: Path) -> Iterator[FakeVLLM]:
     """A base model on a free port of the loopback."""
     fake = FakeVLLM(AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval())
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self._send(*fake.answer(self.path, {}))
 
@@ -155,20 +155,9 @@ def vllm_serving(folder: Path) -> Iterator[FakeVLLM]:
             except ConnectionError:
                 return  # the client did not wait
 
-        def log_message(self, *arguments: Any) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    fake.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    try:
+    with listening(Handler) as address:
+        fake.base_url = f"{address}/v1"
         yield fake
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _inner(name: str) -> str:
