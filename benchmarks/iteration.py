@@ -13,12 +13,9 @@ and times iterations of ITPO with more and more conversations. Prints medians an
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import measuring
 
@@ -70,12 +67,8 @@ def main() -> None:
 
         measuring.write(a.output.with_name("iteration_tiny.json"), {"benchmark": "iteration", **measured()})
         return
-    if a.gpu and not torch.cuda.is_available():
-        print("not run: there is no GPU here")
-        measuring.write(a.output, {"benchmark": "iteration", "gpu": "not run"})
+    if not measuring.chosen_device(a.gpu, "iteration", a.output):
         return
-    if not a.gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     found = compare(a)
     cells = [
         [

@@ -132,9 +132,7 @@ def measured(a: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     a = arguments()
-    if a.gpu and not torch.cuda.is_available():
-        print("not run: there is no GPU here")
-        measuring.write(a.output, {"benchmark": "limits", "gpu": "not run"})
+    if not measuring.chosen_device(a.gpu, "limits", a.output):
         return
     found = measured(a)
     print(f"products {found['gflop_per_second']:.0f} GFLOP/s, weights {found['gb_per_second']:.1f} GB/s")

@@ -148,6 +148,20 @@ def write(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps({"machine": machine(), **values}, indent=1) + "\n")
 
 
+def chosen_device(gpu: bool, benchmark: str, output: Path) -> bool:
+    """Whether a benchmark can run where it was asked to; it hides a GPU that was not asked for.
+
+    Where there is no GPU, the result says that it was not run.
+    """
+    if gpu and not torch.cuda.is_available():
+        print("not run: there is no GPU here")
+        write(output, {"benchmark": benchmark, "gpu": "not run"})
+        return False
+    if not gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return True
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]

@@ -10,13 +10,11 @@ there is none, the result says so.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import torch
 
 import measuring
 
@@ -121,12 +119,8 @@ def report(a: argparse.Namespace, found: dict[str, Any]) -> None:
 
 def main() -> None:
     a = arguments()
-    if a.gpu and not torch.cuda.is_available():
-        print("not run: there is no GPU here")
-        measuring.write(a.output, {"benchmark": "memory", "gpu": "not run"})
+    if not measuring.chosen_device(a.gpu, "memory", a.output):
         return
-    if not a.gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     found: dict[str, Any] = {"benchmark": "memory"}
     if "logprobs" in a.parts:
         found["logprobs"] = logprobs(a)

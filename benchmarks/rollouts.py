@@ -11,12 +11,9 @@ With `--gpu` the same is done in bfloat16 on a GPU; where there is none, the res
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import measuring
 
@@ -76,12 +73,8 @@ HEADER = ["conversations", "ours, tokens/s", "peer", "ratio", "ours, peak MiB", 
 
 def main() -> None:
     a = arguments()
-    if a.gpu and not torch.cuda.is_available():
-        print("not run: there is no GPU here")
-        measuring.write(a.output, {"benchmark": "rollouts", "gpu": "not run"})
+    if not measuring.chosen_device(a.gpu, "rollouts", a.output):
         return
-    if not a.gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     rows = []
     for conversations in a.conversations:
         rows.append(compare(conversations, a))

@@ -11,12 +11,9 @@ the same is done in bfloat16 on a GPU; where there is none, the result says so.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import measuring
 
@@ -99,12 +96,8 @@ HEADER = ["case", "peer", "ours, tokens/s", "peer", "ratio", "of CPU time", "our
 
 def main() -> None:
     a = arguments()
-    if a.gpu and not torch.cuda.is_available():
-        print("not run: there is no GPU here")
-        measuring.write(a.output, {"benchmark": "training", "gpu": "not run"})
+    if not measuring.chosen_device(a.gpu, "training", a.output):
         return
-    if not a.gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     rows = []
     for case in a.cases:
         if case.endswith("ppo") and a.ppo_python is None:
