@@ -6,14 +6,10 @@ two deployments nothing is sampled but single responses in logged states (Iterat
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
-
-from lightning.fabric import seed_everything
 
 from lightning_mtrl.algorithms.base import Improvement, Signal
 from lightning_mtrl.algorithms.passes import role_logprobs
@@ -24,7 +20,7 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.logged import LogFit, logged_block, step_block
 from lightning_mtrl.evaluation.validate import Validation, figures_of
-from lightning_mtrl.loop import derived_seed
+from lightning_mtrl.loop import phase_of
 from lightning_mtrl.parsing import build_algorithm
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.recorder import Recorder
@@ -170,15 +166,9 @@ class BatchOnlineStep:
         write_json(self.folder.path / "report.json", as_json(self.report))
         self.recorder.close(self.learner)
 
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        """Seed a phase as the loop does in this iteration, and time it."""
-        seed = derived_seed(self.config.seed, self.number, name)
-        seed_everything(seed, verbose=False)
-        self.learner.context.seed = seed
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+    def _phase(self, name: str) -> AbstractContextManager[None]:
+        """As the loop's in this iteration."""
+        return phase_of(self.config.seed, name, self.number, self.learner.context, self.seconds)
 
 
 def expect_learns_from_logs(config: RunConfig) -> None:

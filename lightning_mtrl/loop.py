@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric import seed_everything
 
-from lightning_mtrl.algorithms.base import Improvement, Signal
+from lightning_mtrl.algorithms.base import Context, Improvement, Signal
 from lightning_mtrl.algorithms.rescoring import with_own_logprobs
 from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import RunConfig
@@ -127,15 +127,21 @@ class PolicyIterationLoop:
         self.seconds = {}
         return validation
 
-    @contextmanager
-    def phase(self, name: str, iteration: int) -> Iterator[None]:
+    def phase(self, name: str, iteration: int) -> AbstractContextManager[None]:
         """Seed a phase by its name and iteration, and time it."""
-        seed = derived_seed(self.config.seed, iteration, name)
-        seed_everything(seed, verbose=False)
-        self.parts.context.seed = seed
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        return phase_of(self.config.seed, name, iteration, self.parts.context, self.seconds)
+
+
+@contextmanager
+def phase_of(
+    seed: int, name: str, iteration: int, context: Context, seconds: dict[str, float]
+) -> Iterator[None]:
+    """Seed a phase of a run by its name and iteration, and add its time to `seconds`."""
+    context.seed = derived_seed(seed, iteration, name)
+    seed_everything(context.seed, verbose=False)
+    start = time.perf_counter()
+    yield
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def policy_name(number: int) -> str:

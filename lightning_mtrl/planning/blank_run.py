@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 
-from lightning_mtrl.algorithms.base import Algorithm, Context
-from lightning_mtrl.assembly import backbone_on, build_context
+from lightning_mtrl.assembly import Learner, backbone_on, build_context
 from lightning_mtrl.config import RunConfig
-from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.load import blank_model
 from lightning_mtrl.models.tiny import TINY_FOLDER, tiny_model_of
 from lightning_mtrl.models.weights import base_bytes, largest_layer_bytes
@@ -26,8 +24,8 @@ class _StayingFabric(Fabric):
         return super().setup(*args, **{**kwargs, "move_to_device": False})
 
 
-@dataclass(frozen=True)
-class BlankRun:
+@dataclass
+class BlankRun(Learner):
     """What a run would hold, on the device "meta".
 
     Attributes:
@@ -38,16 +36,8 @@ class BlankRun:
         largest_layer: bytes of the largest layer of a base in 4 bits, while it is multiplied; 0 for others.
     """
 
-    config: RunConfig
-    context: Context
-    algorithm: Algorithm
     base: int
     largest_layer: int
-
-    @property
-    def backbone(self) -> Backbone:
-        """The shared model."""
-        return self.context.backbone
 
 
 def blank_run(config: RunConfig) -> BlankRun:

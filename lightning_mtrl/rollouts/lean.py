@@ -114,15 +114,7 @@ class LeanDecoder:
         mask: Float[Tensor, "R Q S"],
         cache: PackedCache,
     ) -> Float[Tensor, "R V"]:
-        """Write the new tokens' keys and values into the cache, at its placement, and go on from them.
-
-        Args:
-            tokens: padded at the left.
-            positions: 0 on padding.
-            real: False on padding; None where there is none and Q is 1.
-            mask: added to the attention's scores.
-            cache: aimed at these rows.
-        """
+        """See `lightning_mtrl.rollouts.forwards.Forward`."""
         aim, ids = self._aim(tokens, positions, real, mask, cache)
         hidden = self._embedding[ids]
         for layer, kept in zip(self._layers, cache.packed, strict=True):
