@@ -9,6 +9,9 @@ import two_processes
 
 pytestmark = pytest.mark.distributed
 
+# Two processes add the same fp32 numbers in another order; how far that leads depends on the processor.
+ROUNDING = 1e-5
+
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
@@ -33,8 +36,8 @@ def test_two_steps_move_the_weights_as_in_one_process(
 ) -> None:
     # With one row, the second process has none; with seven, it has fewer than the first.
     for found in both:
-        assert _apart(found["steps"][rows], alone["steps"][rows]) < 1e-6
-        assert found["steps"][rows]["losses"] == pytest.approx(alone["steps"][rows]["losses"], abs=1e-6)
+        assert _apart(found["steps"][rows], alone["steps"][rows]) < ROUNDING
+        assert found["steps"][rows]["losses"] == pytest.approx(alone["steps"][rows]["losses"], rel=ROUNDING)
     assert _apart(both[0]["steps"][rows], both[1]["steps"][rows]) == 0.0
 
 
@@ -45,15 +48,15 @@ def test_what_is_logged_is_of_the_whole_step(
     expected = dict(alone["steps"][rows]["logged"])
     assert {"policy/loss", "policy/ratio_deviation", "policy/clip_fraction_turn", "value/loss"} <= {*expected}
     for found in both:
-        assert dict(found["steps"][rows]["logged"]) == pytest.approx(expected, abs=1e-5)
+        assert dict(found["steps"][rows]["logged"]) == pytest.approx(expected, rel=ROUNDING, abs=ROUNDING)
 
 
 def test_one_process_that_runs_out_of_memory_halves_its_own_passes(
     alone: dict[str, Any], both: list[dict[str, Any]]
 ) -> None:
     for found in both:
-        assert _apart(found["memory"], alone["steps"][8]) < 1e-6
-        assert found["memory"]["losses"] == pytest.approx(alone["steps"][8]["losses"], abs=1e-6)
+        assert _apart(found["memory"], alone["steps"][8]) < ROUNDING
+        assert found["memory"]["losses"] == pytest.approx(alone["steps"][8]["losses"], rel=ROUNDING)
         # Four rows, then two, then one; said once a module, by all, and remembered for the second step.
         assert [text.partition(";")[0] for text in found["memory"]["said"]] == [
             f"Out of memory in a training pass of {role!r} over {rows} rows"

@@ -188,7 +188,7 @@ def test_a_run_with_shared_weights_is_resumed_by_one_process(full: Path) -> None
     assert apart(full / "alone", full / "both", iteration=2) < 1e-5
     steps = [load_checkpoint(full / run / "checkpoints" / "iteration-0002") for run in ("alone", "both")]
     for one, two in zip(*(step.optimizers["policy"]["state"].values() for step in steps), strict=True):
-        assert torch.allclose(one["exp_avg"], two["exp_avg"], atol=1e-6)
+        assert torch.allclose(one["exp_avg"], two["exp_avg"], atol=1e-5)
 
 
 def test_a_run_with_shared_weights_is_exported_whole(full: Path) -> None:

@@ -41,7 +41,7 @@ def test_two_steps_move_all_weights_as_in_one_process(
     for found in both:
         assert _apart(found["steps"][rows]["weights"], expected["weights"]) < 1e-5
         assert torch.tensor(found["steps"][rows]["losses"]).allclose(
-            torch.tensor(expected["losses"]), atol=1e-6
+            torch.tensor(expected["losses"]), rtol=1e-5, atol=1e-5
         )
     assert _apart(both[0]["steps"][rows]["weights"], both[1]["steps"][rows]["weights"]) == 0.0
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_two_processes_is_whole_and_goes_on(
             for number, values in wanted["state"].items():
                 for name, value in values.items():
                     assert stored["state"][number][name].shape == value.shape
-                    assert torch.allclose(stored["state"][number][name], value, atol=1e-6)
+                    assert torch.allclose(stored["state"][number][name], value, atol=1e-5)
 
 
 def test_a_role_is_not_read_while_it_is_shared_out(alone: dict[str, Any], both: list[dict[str, Any]]) -> None:
