@@ -27,7 +27,9 @@ from lightning_mtrl.recorder import Recorder
 from lightning_mtrl.restoring import restore
 from lightning_mtrl.rollouts.log_records import Demands
 from lightning_mtrl.rollouts.log_tokens import LogEncoder
-from lightning_mtrl.rollouts.logs import LoadedLogs, read_conversations
+from lightning_mtrl.rollouts.logs import LoadedLogs, encoded, read_conversations
+from lightning_mtrl.rollouts.split import owners
+from lightning_mtrl.rollouts.usable import expect_enough, unusable
 from lightning_mtrl.runs.atomic import write_json
 from lightning_mtrl.runs.checkpoint import CheckpointState
 from lightning_mtrl.runs.folder import RunFolder
@@ -60,19 +62,21 @@ class BatchOnlineStep:
     Args:
         config: of the run. Its environment is never made.
         folder: where the run lives; new.
-        logs: conversations of pi_k.
+        logs: where the conversations of pi_k are.
+        loaded: what `read_logs` found there; its conversations are taken over.
         start: checkpoint of the step that made pi_k, to go on from its critic and optimizers; None starts
             from the configuration's policy as pi_0.
-
-    Raises:
-        UserError: for an algorithm that cannot learn from logs.
     """
 
     def __init__(
-        self, config: RunConfig, folder: RunFolder, logs: Logs, start: CheckpointState | None = None
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        logs: Logs,
+        loaded: LoadedLogs,
+        start: CheckpointState | None = None,
     ) -> None:
-        self.config, self.folder, self.logs = config, folder, logs
-        expect_learns_from_logs(config)
+        self.config, self.folder, self.logs, self.loaded = config, folder, logs, loaded
         self.recorder = Recorder(config, folder, Processes())
         self.learner: Learner = assemble_learner(config, self.recorder.loggers)
         self.number = 0 if start is None else start.iteration
@@ -111,7 +115,7 @@ class BatchOnlineStep:
         return improvement
 
     def _signal(self) -> Signal:
-        loaded = self._read()
+        loaded = self._encode()
         self.recorder.say(logged_block(self.logs.path, loaded, self.dropped, self.validation, self.fit))
         with self._phase("evaluate"):
             signal = self.algorithm.evaluate(self.conversations)
@@ -121,19 +125,16 @@ class BatchOnlineStep:
             figure.savefig(self.folder.figures / f"{name}.png", dpi=120)
         return signal
 
-    def _read(self) -> LoadedLogs:
-        """Read the log, split it, and see what it says of pi_k."""
-        context, data = self.learner.context, self.learner.context.datamodule
+    def _encode(self) -> LoadedLogs:
+        """Give the log its token ids, split it, and see what it says of pi_k."""
+        context, data, loaded = self.learner.context, self.learner.context.datamodule, self.loaded
         with self._phase("collect"):
-            demands = Demands(True, self.algorithm.returns, self.learner.gamma, self.logs.join_consecutive)
             encoder = LogEncoder(context.chat, context.context_length, context.sampling.max_response_tokens)
-            loaded = read_conversations(
-                self.logs.path, self.logs.strict, demands, self.logs.outcomes, encoder
-            )
-            conversations, loaded.conversations = loaded.conversations, []
+            conversations = list(encoded(loaded.conversations, loaded, encoder, self.logs.strict))
+            loaded.conversations = []
             if self.algorithm.needs_logprobs:
                 conversations = with_logprobs(conversations, self.learner)
-            data.set_rollouts(conversations, seed=context.seed)
+            data.set_rollouts(conversations, seed=context.seed, logs=loaded)
             self.fit = self._fit_of(data.usable_conversations)
         self.conversations, self.dropped = data.conversations, data.dropped
         own = [c for c in data.usable_conversations if _policys_own(c)] or data.usable_conversations
@@ -171,18 +172,26 @@ class BatchOnlineStep:
         return phase_of(self.config.seed, name, self.number, self.learner.context, self.seconds)
 
 
-def expect_learns_from_logs(config: RunConfig) -> None:
-    """Refuse an algorithm that needs an environment.
+def read_logs(logs: Logs, config: RunConfig) -> LoadedLogs:
+    """Read a log for a step, before a model is loaded: mistakes in it are told at once.
 
     Raises:
-        UserError: if it does.
+        UserError: for an algorithm that cannot learn from logs, a log with too few conversations that ended
+            with an outcome, or (`strict`) a record that cannot be read.
     """
-    if not build_algorithm(config).learns_from_logs:
+    algorithm = build_algorithm(config)
+    if not algorithm.learns_from_logs:
         raise UserError(
             f"algorithm is {config.algorithm.class_path}, which learns from fresh conversations that an "
             f"environment makes for it, and not from logs. Use one that does, such as --algorithm "
             f"IterativePPO, or `fit` with an environment."
         )
+    gamma = float(getattr(algorithm, "gamma", 1.0))
+    demands = Demands(True, algorithm.returns, gamma, logs.join_consecutive)
+    loaded = read_conversations(logs.path, logs.strict, demands, logs.outcomes)
+    usable = [c for c in loaded.conversations if unusable(c) is None]
+    expect_enough(loaded.conversations, set(owners(usable)), config.data.validation_share, loaded)
+    return loaded
 
 
 def with_logprobs(conversations: list[Conversation], learner: Learner) -> list[Conversation]:

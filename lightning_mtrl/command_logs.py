@@ -14,7 +14,7 @@ from lightning_mtrl.command_paths import expect_writable
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import load_config, parse_run, to_yaml
-from lightning_mtrl.rollouts.logs import expect_logs
+from lightning_mtrl.rollouts.log_files import expect_logs
 from lightning_mtrl.rollouts.outcomes import expect_outcomes
 from lightning_mtrl.runs.folder import RunFolder
 
@@ -52,21 +52,38 @@ def take_step(command: Literal["evaluate", "improve"], description: str, argumen
     if options.outcomes is not None:
         expect_outcomes(options.outcomes)
     if config.run_dir is not None:
-        expect_writable("run_dir", Path(config.run_dir))
-    from lightning_mtrl.batch_online import BatchOnlineStep, Logs, expect_learns_from_logs
+        _expect_own_folder(command, Path(config.run_dir), previous)
+    from lightning_mtrl.batch_online import BatchOnlineStep, Logs, read_logs
+    from lightning_mtrl.readiness import expect_model
 
-    expect_learns_from_logs(config)
+    logs = Logs(options.logs, options.outcomes, options.strict, options.join_consecutive)
     start = _start(previous, config) if previous is not None else None
+    expect_model(config)
+    loaded = read_logs(logs, config)
     folder = RunFolder.create(to_yaml(replace(config, run_dir=None)), config.run_dir, parsed.name)
     print(f"Run folder: {folder.path}", flush=True)
-    logs = Logs(options.logs, options.outcomes, options.strict, options.join_consecutive)
     try:
-        step = BatchOnlineStep(config, folder, logs, start)
+        step = BatchOnlineStep(config, folder, logs, loaded, start)
         step.improve() if command == "improve" else step.evaluate()
     except BaseException:
         if not folder.has_results:
             folder.discard()
         raise
+
+
+def _expect_own_folder(command: str, wanted: Path, previous: RunFolder | None) -> None:
+    """Refuse the folder of another run: a step leaves a run of its own, also where it goes on from one."""
+    expect_writable("run_dir", wanted)
+    if previous is not None and wanted.resolve() == previous.path.resolve():
+        raise UserError(
+            f"--run and --run_dir are both {str(wanted)!r}, but `{command}` reads the one and leaves a new "
+            f"run in the other. Pass --run_dir with a new folder, or leave it out."
+        )
+    if wanted.is_dir() and any(wanted.iterdir()):
+        raise UserError(
+            f"run_dir is {str(wanted)!r}, which is not empty. Pass --run_dir with a new folder; to go on "
+            f"from a run that is there, pass --run {wanted} too."
+        )
 
 
 def _add_options(parser: ArgumentParser) -> None:

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("commands",),
     (
         *("loop", "recorder", "planning", "assembly", "launching", "parsing"),
-        *("command_paths", "batch_online", "restoring", "command_logs"),
+        *("command_paths", "batch_online", "restoring", "command_logs", "readiness", "watching"),
     ),
     ("algorithms", "credit"),
     ("modules", "rollouts", "evaluation", "runs"),
@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "addresses",
         "conversation",
+        "counting",
         "batch",
         "config",
         "serving_config",

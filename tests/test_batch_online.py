@@ -177,7 +177,7 @@ def test_logs_without_ids_are_evaluated_with_outcomes_of_another_file_and_scored
     assert f"{logs}, line 191 (id '{talks[190].id}'): no outcome" in strict.stderr
 
     said = _done("score", f"--run={run}", f"--logs={logs}", f"--output={tmp_path}/scored.jsonl")
-    assert "200 conversations read, 1 left out (not JSON 1)" in said
+    assert "200 conversations read, 1 left out (not JSON 1), 200 without an outcome; values" in said
     scored = read_conversations(tmp_path / "scored.jsonl", strict=True).conversations
     assert [replace(c, metadata={}) for c in scored] == [replace(c, metadata={}, outcome=None) for c in talks]
     values = [c.metadata["turn_values"] for c in scored]
@@ -204,7 +204,22 @@ REFUSED = [
     (["improve", "--logs=LOGS", "--run=nowhere"], r"nowhere is not a run"),
     (["improve", "--logs=LOGS", "--run=STEP", "--algorithm=OutcomeOnly"], r"made with .*IterativePPO"),
     (["improve", "--logs=LOGS", "--data.batch_size=0"], r"data\.batch_size is 0"),
-    (["improve", "--logs=EMPTY", "--run_dir=RUN"], r"0 of 0 conversations .* ended with an outcome"),
+    (["improve", "--logs=EMPTY", "--run_dir=RUN"], r"empty\.jsonl: 0 of 0 conversations .*a log with more"),
+    (
+        ["evaluate", "--logs=OPEN", "--run_dir=RUN"],
+        r"open\.jsonl: 0 of 3 conversations ended with an outcome, but at least 2 are needed to hold one "
+        r"out\. Left out: no outcome 2, not JSON 1\. .*pass --outcomes FILE",
+    ),
+    (
+        ["improve", "--logs=OPEN", "--outcomes=OTHERS", "--run_dir=RUN"],
+        r"outcome of no conversation 1.*The ids in .*others\.csv must be those of the log",
+    ),
+    (["improve", "--logs=OPEN", "--strict", "--run_dir=RUN"], r"open\.jsonl, line 1 \(id .a.\): no"),
+    (
+        ["improve", "--logs=LOGS", "--run=STEP", "--run_dir=STEP"],
+        r"are both .*Pass --run_dir with a new folder",
+    ),
+    (["improve", "--logs=LOGS", "--run_dir=STEP"], r"is not empty\. .* pass --run \S+ too\.$"),
     (
         ["score", "--run=STEP", "--logs=LOGS", "--output=out.txt"],
         r"--output is 'out\.txt', but a file that ends",
@@ -226,14 +241,21 @@ def test_a_mistake_is_one_readable_message(
 
     monkeypatch.chdir(ROOT)
     (tmp_path / "empty.jsonl").write_text("\n")
+    talk = json.dumps([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])
+    (tmp_path / "open.jsonl").write_text(
+        f'{{"id": "a", "messages": {talk}}}\n{{"id": "b", "messages": {talk}}}\n{{\n'
+    )
+    (tmp_path / "others.csv").write_text("id,outcome\nz,1\n")
     given = {"LOGS": runs["logs"][0], "STEP": runs["steps"][0], "EMPTY": tmp_path / "empty.jsonl"}
-    given["RUN"] = tmp_path / "run"
+    given |= {"RUN": tmp_path / "run", "OPEN": tmp_path / "open.jsonl", "OTHERS": tmp_path / "others.csv"}
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(name, "0")
     assert cli.main([re.sub(r"[A-Z]{3,}$", lambda m: str(given.get(m[0], m[0])), a) for a in arguments]) == 2
-    told = capsys.readouterr().err
+    printed = capsys.readouterr()
+    told = printed.err
     assert re.search(expected, told), told
     assert "Traceback" not in told
+    assert "Run folder" not in printed.out, "a folder was announced before the mistake was told"
     assert not (tmp_path / "run").exists(), "a run that could not begin left a folder"
 
 

@@ -151,7 +151,7 @@ def test_records_that_a_command_leaves_out_are_shown_with_their_counts(
         assert cli.main(["fit"]) == 0
         told = capsys.readouterr().err
         assert told.count(f"left out: {logs}, line 2: not JSON") == 1
-        assert f"{logs}, line 3 (id 'a'): another record before it has the same id." in told
+        assert f"{logs}, line 3 (id 'a'): line 1 has the same id; one of its own was expected." in told
         assert f"{logs}: 2 conversations read, 3 left out (not JSON 1, id twice 1, cut off 1)" in told
 
 

@@ -35,6 +35,7 @@ from lightning_mtrl.evaluation.figures import calibration_figure
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.modules.q_losses import q_loss
 from lightning_mtrl.modules.value_head import ValueHead
 from lightning_mtrl.modules.workload import Extent, Pass, Sampling
 from lightning_mtrl.rollouts.datamodule import State
@@ -82,7 +83,7 @@ class IterativePPO(Algorithm):
     @property
     def returns(self) -> tuple[float, float] | None:
         """Range of the returns that the critic's loss is for."""
-        return self.critic.objective.returns
+        return q_loss(self.evaluation.loss).returns
 
     def setup(self, context: Context) -> None:
         """Create critic, policy, value head and the reference role (a frozen copy of pi_i)."""

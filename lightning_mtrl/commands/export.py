@@ -16,6 +16,7 @@ from jsonargparse import ArgumentParser
 
 from lightning_mtrl.class_lookup import class_named
 from lightning_mtrl.command_paths import add_run_options, expect_writable, open_run
+from lightning_mtrl.counting import counted
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse
 from lightning_mtrl.runs.atomic import replacing_folder
@@ -68,7 +69,9 @@ def _explain(run: Run[Learner], unfinished: Path, output: Path, folder: RunFolde
     }
     for row in run.summary.iterations:
         if row["iteration"] == run.iteration and row["success_rate"] is not None:
-            facts["success rate"] = f"{row['success_rate']:.3f} in {row['conversations']} conversations"
+            facts["success rate"] = (
+                f"{row['success_rate']:.3f} in {counted(row['conversations'], 'conversation')}"
+            )
     write_card(unfinished, f"Policy {run.iteration} of {folder.path.resolve().name}", facts)
 
 

@@ -6,6 +6,7 @@ stream. Records that cannot be read are left out, counted and shown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -16,7 +17,7 @@ from lightning_mtrl.command_logs import add_log_options
 from lightning_mtrl.command_paths import add_run_options, log_output, open_run
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse
-from lightning_mtrl.rollouts.logs import expect_logs
+from lightning_mtrl.rollouts.log_files import expect_logs
 from lightning_mtrl.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -50,8 +51,17 @@ def main(arguments: Sequence[str]) -> None:
     loaded, demands = LoadedLogs(), Demands(join_consecutive=options.join_consecutive)
     encoder = LogEncoder(learner.context.chat, learner.context.context_length)
     found = stream_conversations(options.logs, loaded, options.strict, demands, options.outcomes, encoder)
-    write_conversations(output, scored(found, learner))
-    print(f"{loaded.counts()}; values by the critic of policy {run.iteration} in {output}")
+    unknown = Counter[str]()
+    write_conversations(output, scored(_noted(found, unknown), learner))
+    without = f", {unknown['no outcome']} without an outcome" if unknown["no outcome"] else ""
+    print(f"{loaded.counts()}{without}; values by the critic of policy {run.iteration} in {output}")
+
+
+def _noted(conversations: Iterator[Conversation], unknown: Counter[str]) -> Iterator[Conversation]:
+    """The conversations as they pass, and in `unknown` how many of them have no outcome."""
+    for conversation in conversations:
+        unknown["no outcome"] += conversation.outcome is None
+        yield conversation
 
 
 def scored(conversations: Iterator[Conversation], learner: Learner) -> Iterator[Conversation]:

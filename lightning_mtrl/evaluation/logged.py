@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from lightning_mtrl.conversation import Conversation, Turn
+from lightning_mtrl.counting import by_cause, counted
 from lightning_mtrl.evaluation.intervals import mean_interval
 from lightning_mtrl.evaluation.validate import Validation
 from lightning_mtrl.rollouts.logs import LoadedLogs
@@ -73,14 +74,14 @@ def logged_block(
     """
     low, high = found.success_rate_interval
     first, last = found.mean_return_interval
-    without = ", ".join(f"{cause} {number}" for cause, number in unused.items()) or "none"
+    without = by_cause(unused) or "none"
     lines = [
         path,
         f"  read      {loaded.counts()}",
         f"  unused    without a return: {without}",
         f"  policy    success rate {found.success_rate:.3f} [{low:.3f}, {high:.3f}], return "
         f"{found.mean_return:z.3f} [{first:z.3f}, {last:z.3f}], {found.turns:.1f} turns, in "
-        f"{found.conversations} conversations",
+        f"{counted(found.conversations, 'conversation')}",
         f"  words     log-probability of a logged token under the policy {fit.token_logprob:.2f} nats"
         f"{_told(fit)}",
     ]

@@ -15,9 +15,10 @@ from lightning_mtrl.batch import ConversationBatch, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.ranges import COUNT, PART
-from lightning_mtrl.rollouts.logs import read_conversations
+from lightning_mtrl.rollouts.logs import LoadedLogs, read_conversations
 from lightning_mtrl.rollouts.split import held_out, owners
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
+from lightning_mtrl.rollouts.usable import expect_enough, unusable
 
 BATCHES_IN_POOL = 16
 
@@ -99,7 +100,7 @@ class RolloutDataModule(LightningDataModule):
         """Read the logs; Lightning calls this before it asks for batches."""
         if self.logs is not None and not self.conversations:
             loaded = read_conversations(self.logs)
-            self._take(loaded.conversations, (), Counter(loaded.dropped))
+            self._take(loaded.conversations, (), Counter(loaded.dropped), loaded)
 
     def set_rollouts(
         self,
@@ -107,6 +108,7 @@ class RolloutDataModule(LightningDataModule):
         *,
         earlier: Sequence[Conversation] = (),
         seed: int | None = None,
+        logs: LoadedLogs | None = None,
     ) -> None:
         """Take new rollouts in place of the old ones.
 
@@ -114,27 +116,31 @@ class RolloutDataModule(LightningDataModule):
             conversations: of the current policy.
             earlier: of earlier policies, to fit on only; those of a held-out customer are left out.
             seed: of the split and of the order of batches from now on.
+            logs: by which the conversations were read, to be named where they are too few.
 
         Raises:
             UserError: if too few conversations have an outcome.
         """
         self.seed = self.seed if seed is None else seed
-        self._take(conversations, earlier, Counter())
+        self._take(conversations, earlier, Counter(), logs)
 
     def _take(
         self,
         conversations: Sequence[Conversation],
         earlier: Sequence[Conversation],
         causes: Counter[str],
+        logs: LoadedLogs | None,
     ) -> None:
         self.conversations = [self._prepared(c) for c in conversations]
-        causes.update(filter(None, (_unusable(c) for c in self.conversations)))
+        causes.update(filter(None, (unusable(c) for c in self.conversations)))
         self.dropped = dict(sorted(causes.items()))
-        usable = [c for c in self.conversations if _unusable(c) is None]
+        usable = [c for c in self.conversations if unusable(c) is None]
         self.usable_conversations = usable
-        past = [self._prepared(c) for c in earlier if _unusable(c) is None]
+        past = [self._prepared(c) for c in earlier if unusable(c) is None]
         names = owners([*usable, *past])
-        outside = self._held_out(set(names[: len(usable)]))
+        own, share = set(names[: len(usable)]), self.validation_share
+        expect_enough(self.conversations, own, share, logs)
+        outside = held_out(own, share, self.seed) if share else set()
         self.train_conversations = [
             c for c, name in zip([*usable, *past], names, strict=True) if name not in outside
         ]
@@ -186,16 +192,6 @@ class RolloutDataModule(LightningDataModule):
             ids = tuple(self.tokenizer.prompt_ids(plain)) if conversation.prompt_ids else ()
             conversation = replace(conversation, prompt=plain, prompt_ids=ids)
         return self.tokenizer.encode(conversation)
-
-    def _held_out(self, names: set[str]) -> set[str]:
-        needed = 2 if self.validation_share else 1
-        if len(names) < needed:
-            purpose = "to hold one out" if needed == 2 else "to fit on"
-            raise UserError(
-                f"{len(names)} of {len(self.conversations)} conversations (groups, or customers) ended with "
-                f"an outcome, but at least {needed} are needed {purpose}. Left out: {self.dropped or 'none'}."
-            )
-        return held_out(names, self.validation_share, self.seed) if self.validation_share else set()
 
 
 class LengthBuckets(Sampler[list[int]]):
@@ -259,12 +255,3 @@ def _states(conversation: Conversation) -> Iterator[State]:
         if turn.trained:
             yield State(ids, conversation.id, number)
         ids = (*ids, *turn.response_ids, *turn.observation_ids)
-
-
-def _unusable(conversation: Conversation) -> str | None:
-    """Why a conversation has no Monte Carlo return; None if it has one."""
-    if not conversation.turns:
-        return "no response"
-    if conversation.truncated:
-        return "truncated"
-    return "no outcome" if conversation.outcome is None else None

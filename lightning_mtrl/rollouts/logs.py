@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.counting import by_cause, counted
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.rollouts.columns import read_hub, read_parquet, write_parquet
-from lightning_mtrl.rollouts.log_records import MARK, Demands, Unreadable, conversation_of, parsed
+from lightning_mtrl.rollouts.columns import write_parquet
+from lightning_mtrl.rollouts.log_files import records_in
+from lightning_mtrl.rollouts.log_records import Demands, Unreadable, conversation_of, parsed
 from lightning_mtrl.rollouts.log_tokens import LogEncoder
 from lightning_mtrl.rollouts.outcomes import Outcomes
 from lightning_mtrl.rollouts.public_data import Row, records_of
 
-HUB = "hub:"
 MESSAGES_SHOWN = 5
 ENCODED_TOGETHER = 1024  # records
 
@@ -38,24 +39,51 @@ class LoadedLogs:
     """What a file held.
 
     Attributes:
+        path: of the file, or name of the data set.
+        outcomes: path of the file of outcomes; None where the log has them.
         conversations: those that could be read, in order; none while they are streamed.
+        records: number of records.
         read: number of those that could be read.
-        dropped: number of records that could not, by cause.
+        dropped: number of records (and outcomes) that could not be used, by cause.
         messages: one for each of them: file, place, id, and what was expected.
+        places: where each conversation stands, by its id.
     """
 
+    path: str = ""
+    outcomes: str | None = None
     conversations: list[Conversation] = field(default_factory=list)
+    records: int = 0
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     messages: list[str] = field(default_factory=list)
+    places: dict[str, str] = field(default_factory=dict)
 
     def counts(self) -> str:
         """How many were read and left out, and why, in one line."""
-        causes = ", ".join(f"{cause} {number}" for cause, number in self.dropped.most_common())
         hidden = len(self.messages) - MESSAGES_SHOWN
-        rest = f"; {hidden} more are not shown" if hidden > 0 else ""
-        told = f"{self.read} conversations read, {len(self.messages)} left out"
-        return f"{told} ({causes}){rest}" if causes else told
+        rest = f"; {hidden} more {'are' if hidden > 1 else 'is'} not shown" if hidden > 0 else ""
+        told = f"{counted(self.read, 'conversation')} read, {len(self.messages)} left out"
+        return f"{told} ({by_cause(self.dropped)}){rest}" if self.dropped else told
+
+    def note(self, cause: str, place: str, problem: str, strict: bool) -> None:
+        """Count a record, or an outcome, that cannot be used.
+
+        Args:
+            cause: to count by.
+            place: file and place.
+            problem: what was found, and what was expected.
+            strict: end here instead.
+
+        Raises:
+            UserError: if `strict`.
+        """
+        message = f"{place}: {problem}"
+        if strict:
+            raise UserError(message)
+        self.dropped[cause] += 1
+        self.messages.append(message)
+        if len(self.messages) <= MESSAGES_SHOWN:
+            _logger.warning("left out: %s", message)
 
 
 def write_conversations(path: str | Path, conversations: Iterable[Conversation]) -> None:
@@ -128,34 +156,65 @@ def stream_conversations(
         outcomes: as there.
         encoder: as there.
     """
-    joined = Outcomes.read(outcomes) if outcomes is not None else None
-    for cause, message in joined.refused if joined is not None else ():
-        _note(loaded, cause, message, strict)
-    found = _found(str(path), demands, joined)
-    while chunk := list(islice(found, ENCODED_TOGETHER)):
-        for place, conversation in _encoded(chunk, encoder):
-            if isinstance(conversation, Unreadable):
-                _note(loaded, conversation.cause, f"{path}, {place}: {conversation}", strict)
-            else:
-                loaded.read += 1
-                yield conversation
-    for message in joined.left_over() if joined is not None else ():
-        _note(loaded, "outcome of no conversation", message, strict)
+    loaded.path, loaded.outcomes = str(path), None if outcomes is None else str(outcomes)
+    found = _readable(loaded, strict, demands)
+    yield from found if encoder is None else encoded(found, loaded, encoder, strict)
     if loaded.messages:
         _logger.warning("%s: %s", path, loaded.counts())
+
+
+def encoded(
+    conversations: Iterable[Conversation], loaded: LoadedLogs, encoder: LogEncoder, strict: bool = False
+) -> Iterator[Conversation]:
+    """Conversations of a log with their token ids; those that cannot have them are left out and counted.
+
+    Args:
+        conversations: as they were read.
+        loaded: by whom; takes what is counted.
+        encoder: gives the ids.
+        strict: raise for the first that cannot have them.
+
+    Raises:
+        UserError: for it.
+    """
+    given = iter(conversations)
+    while chunk := list(islice(given, ENCODED_TOGETHER)):
+        for conversation, found in zip(chunk, encoder.encode(chunk), strict=True):
+            if isinstance(found, Unreadable):
+                loaded.read -= 1
+                place = f"{loaded.path}, {loaded.places[conversation.id]}"
+                loaded.note(found.cause, place, str(found), strict)
+            else:
+                yield found
+
+
+def _readable(loaded: LoadedLogs, strict: bool, demands: Demands) -> Iterator[Conversation]:
+    """The conversations of a log without ids; what cannot be read is noted."""
+    joined = Outcomes.read(loaded.outcomes) if loaded.outcomes is not None else None
+    for cause, place, problem in joined.refused if joined is not None else ():
+        loaded.note(cause, place, problem, strict)
+    for place, found in _found(loaded, demands, joined):
+        loaded.records += 1
+        if isinstance(found, Unreadable):
+            loaded.note(found.cause, f"{loaded.path}, {place}", str(found), strict)
+        else:
+            loaded.read += 1
+            yield found
+    for place, problem in joined.left_over() if joined is not None else ():
+        loaded.note("outcome of no conversation", place, problem, strict)
 
 
 Placed = tuple[str, Conversation | Unreadable]
 
 
-def _found(path: str, demands: Demands, outcomes: Outcomes | None) -> Iterator[Placed]:
+def _found(loaded: LoadedLogs, demands: Demands, outcomes: Outcomes | None) -> Iterator[Placed]:
     """Each record's place (with its id, where it has one), and its conversation or why it has none."""
-    ids: set[str] = set()
-    for kind, number, found in _records(path):
-        place, name = f"{kind} {number}", f"{Path(path).stem}-{number}"
+    stem = Path(loaded.path).stem
+    for kind, number, found in records_in(loaded.path):
+        place, name = f"{kind} {number}", f"{stem}-{number}"
         for part, record in enumerate(_parts(found)):
             default_id = f"{name}-{part + 1}" if part else name
-            yield _placed(place, record, default_id, demands, outcomes, ids)
+            yield _placed(place, record, default_id, demands, outcomes, loaded.places)
 
 
 def _parts(found: Any) -> list[Row | Unreadable]:
@@ -174,7 +233,7 @@ def _placed(
     default_id: str,
     demands: Demands,
     outcomes: Outcomes | None,
-    ids: set[str],
+    places: dict[str, str],
 ) -> Placed:
     if isinstance(record, Unreadable):
         return place, record
@@ -184,73 +243,11 @@ def _placed(
         conversation = conversation_of(joined, default_id, demands)
     except Unreadable as error:
         return place, error
-    if conversation.id in ids:
-        return place, Unreadable("id twice", "another record before it has the same id.")
-    ids.add(conversation.id)
+    if (other := places.get(conversation.id)) is not None:
+        problem = f"{other.partition(' (')[0]} has the same id; one of its own was expected."
+        return place, Unreadable("id twice", problem)
+    places[conversation.id] = place
     return place, conversation
-
-
-def _encoded(chunk: list[Placed], encoder: LogEncoder | None) -> Iterator[Placed]:
-    if encoder is None:
-        yield from chunk
-        return
-    encoded = encoder.encode([found for _, found in chunk if isinstance(found, Conversation)])
-    for place, found in chunk:
-        yield place, next(encoded) if isinstance(found, Conversation) else found
-
-
-def expect_logs(path: str) -> None:
-    """Refuse a path at which there can be no logged conversations, before anything long begins.
-
-    Raises:
-        UserError: if there is no such file, or its name ends in another way.
-    """
-    if path.startswith(HUB):
-        return
-    if not Path(path).is_file():
-        raise UserError(f"{path} is not a file, but logged conversations were expected there.")
-    if Path(path).suffix not in (".jsonl", ".json", ".parquet"):
-        raise UserError(
-            f"{path} ends with {Path(path).suffix!r}, but .jsonl, .json or .parquet was expected."
-        )
-
-
-def _note(loaded: LoadedLogs, cause: str, message: str, strict: bool) -> None:
-    if strict:
-        raise UserError(message)
-    loaded.dropped[cause] += 1
-    loaded.messages.append(message)
-    if len(loaded.messages) <= MESSAGES_SHOWN:
-        _logger.warning("left out: %s", message)
-
-
-def _records(path: str) -> Iterator[tuple[str, int, Any]]:
-    """Kind of place, its number from 1, and the record there; of a line, its bytes."""
-    expect_logs(path)
-    if path.startswith(HUB):
-        yield from (("row", *numbered) for numbered in enumerate(read_hub(path.removeprefix(HUB)), 1))
-        return
-    file = Path(path)
-    if file.suffix == ".parquet":
-        yield from (("row", *numbered) for numbered in enumerate(read_parquet(file), 1))
-    elif file.suffix == ".json":
-        yield from (("record", *numbered) for numbered in enumerate(_json_list(file), 1))
-    else:
-        with file.open("rb") as lines:
-            numbered = enumerate(lines, 1)
-            yield from (
-                ("line", number, line) for number, line in numbered if line.removeprefix(MARK).strip()
-            )
-
-
-def _json_list(file: Path) -> list[Any]:
-    try:
-        records = json.loads(file.read_bytes().decode("utf-8-sig"))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON ({error}); a list of conversations was expected.") from error
-    if not isinstance(records, list):
-        raise UserError(f"{file} holds no list of conversations; for one JSON object a line, name it .jsonl.")
-    return records
 
 
 def _sorted(record: dict[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,12 @@ class Outcomes:
     Attributes:
         path: of the file.
         by_id: outcome and place of each conversation, by its id.
-        refused: rows that give none: cause, and message with the place.
+        refused: rows that give none: cause, place, and what was expected.
     """
 
     path: Path
     by_id: dict[str, tuple[float, str]] = field(default_factory=dict)
-    refused: list[tuple[str, str]] = field(default_factory=list)
+    refused: list[tuple[str, str, str]] = field(default_factory=list)
     _met: set[str] = field(default_factory=set)
 
     @classmethod
@@ -59,23 +59,23 @@ class Outcomes:
             joined.pop("turn_outcomes", None)
         return joined
 
-    def left_over(self) -> Iterator[str]:
-        """One message for each outcome that no record of the log asked for."""
+    def left_over(self) -> Iterator[tuple[str, str]]:
+        """Place and problem of each outcome that no record of the log asked for."""
         for name, (_, place) in self.by_id.items():
             if name not in self._met:
-                yield f"{place}: the log has no conversation of id {name!r}."
+                yield place, f"the log has no conversation of id {name!r}."
 
     def _take(self, place: str, row: Any) -> None:
         if not isinstance(row, Mapping) or row.get("id") in (None, ""):
-            self.refused.append(("outcome without id", f"{place}: an id and an outcome were expected."))
+            self.refused.append(("outcome without id", place, "an id and an outcome were expected."))
             return
         name, outcome = str(row["id"]), _number(row.get("outcome"))
         if outcome is None:
-            told = f"{place} (id {name!r}): outcome is {row.get('outcome')!r}; a finite number was expected."
-            self.refused.append(("outcome is no number", told))
+            told = f"outcome is {row.get('outcome')!r}; a finite number was expected."
+            self.refused.append(("outcome is no number", f"{place} (id {name!r})", told))
         elif name in self.by_id:
-            told = f"{place} (id {name!r}): {self.by_id[name][1]} has an outcome of the same id."
-            self.refused.append(("outcome twice", told))
+            told = f"{self.by_id[name][1]} has an outcome of the same id."
+            self.refused.append(("outcome twice", f"{place} (id {name!r})", told))
         else:
             self.by_id[name] = (outcome, place)
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.counting import counted
 
 
 class CollectionProgress:
@@ -56,7 +57,9 @@ class CollectionProgress:
     ) -> None:
         self._bar.stop()
         if self._shown and not self._console.is_terminal and kind is None:
-            self._console.print(f"{self._name}: {self._done} conversations, {self._facts()}", soft_wrap=True)
+            self._console.print(
+                f"{self._name}: {counted(self._done, 'conversation')}, {self._facts()}", soft_wrap=True
+            )
 
     def finish(self, outcome: float | None, dropped: bool = False) -> None:
         """Count one conversation that ended; `outcome` is None where it is unknown."""

@@ -141,9 +141,10 @@ def _claimed(path: Path) -> Path:
         )
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
+        there = RunFolder(path).config.is_file()
+        other = f", or continue the run that is there with `fit --resume {path}`" if there else ""
         raise UserError(
-            f"run_dir is {str(path)!r}, which is not empty. Pass --run_dir with a new folder, "
-            f"or continue the run that is there with `fit --resume {path}`."
+            f"run_dir is {str(path)!r}, which is not empty. Pass --run_dir with a new folder{other}."
         )
     return path
 

@@ -83,7 +83,7 @@ REFUSED = {
         "bad value",
         "disposition is 'liked'; one of accepted",
     ),
-    "the same id": (_line(_user("x"), _bot("y"), name="good"), "id twice", "the same id"),
+    "the same id": (_line(_user("x"), _bot("y"), name="good"), "id twice", "line 1 has the same id"),
     "flag before any response": (
         _line(_user("x", outcome=1), _bot("y")),
         "outcome first",
