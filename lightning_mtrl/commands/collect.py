@@ -2,7 +2,9 @@
 
 With --run the newest policy talks, or that of --iteration. With --config (and options for its keys) the
 untrained policy pi_0 talks; `run_dir` then plays no part, since no run is made. The file is JSONL or Parquet
-by its ending, and keeps token ids and log-probabilities.
+by its ending, and keeps token ids and log-probabilities. As in the run, a share of the conversations has an
+explored response or is led under a persona where data.explore_share and data.persona_share say so; how many
+is printed, and `compare` tells them from the policy's own.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from jsonargparse.typing import PositiveInt
 
 from lightning_mtrl.command_line import option_values
 from lightning_mtrl.command_paths import Seed, add_run_options, log_output, open_run
+from lightning_mtrl.counting import counted
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse, parse_run
 from lightning_mtrl.runs.folder import version_name
@@ -81,8 +84,9 @@ def _expect_groups(conversations: int | None, config: RunConfig) -> None:
 
 
 def _collect(parts: Parts, output: Path, conversations: int | None, seed: int, policy: str) -> None:
-    from lightning_mtrl.rollouts.collection import TooManyFailures
+    from lightning_mtrl.rollouts.behaviour import count_coverage, told
     from lightning_mtrl.rollouts.logs import write_conversations
+    from lightning_mtrl.rollouts.results import TooManyFailures
 
     number = parts.config.data.conversations if conversations is None else conversations
     with parts.backbone.sampling("policy") as model:
@@ -92,6 +96,11 @@ def _collect(parts: Parts, output: Path, conversations: int | None, seed: int, p
             write_conversations(output, stopped.rollouts.conversations)
             raise
     write_conversations(output, rollouts.conversations)
-    print(f"{len(rollouts.conversations)} conversations of {policy} in {output}")
+    print(f"{counted(len(rollouts.conversations), 'conversation')} of {policy} in {output}")
+    if covered := told(count_coverage(rollouts.conversations)):
+        print(
+            f"Of these {covered}, by data.explore_share and data.persona_share, so not the policy's own "
+            f"behaviour; `compare` leaves them out unless --coverage count is given."
+        )
     for cause, count in rollouts.dropped.items():
         print(f"{count} dropped: {cause}")

@@ -1,15 +1,19 @@
 """Compare two logs (A/B test): difference of the outcome rates, interval, p-value; and how many are needed.
 
 Outcomes of 0 and 1 are compared as rates, others as means; a conversation without an outcome is counted, and
-no zero. Conversations of a customer or a group, or with the same value of --cluster, are not taken for
-independent. With --detect it also says how many conversations show such a difference; for that the baseline
-alone is enough. Where the comparison is looked at before all has come in, --looks and --look correct for it.
+no zero. Those with an explored response or under a persona, as `collect` writes them where data.explore_share
+and data.persona_share are above 0, are not the policy's own: --coverage leaves them out or counts them, and
+the result says how many there are. Conversations of a customer or a group, or with the same value of
+--cluster, are not taken for independent. With --detect it also says how many conversations show such a
+difference; for that the baseline alone is enough. Where the comparison is looked at before all has come in,
+--looks and --look correct for it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     from lightning_mtrl.evaluation.compare import compare
     from lightning_mtrl.evaluation.comparison_report import as_json, show
     from lightning_mtrl.evaluation.sample_size import plan_sample_size
-    from lightning_mtrl.rollouts.logs import expect_logs
+    from lightning_mtrl.rollouts.log_files import expect_logs
     from lightning_mtrl.runs.atomic import write_text
 
     for file in filter(None, (options.baseline, options.candidate)):
@@ -60,11 +64,18 @@ def main(arguments: Sequence[str]) -> None:
 
 def _read(role: str, file: str, options: Namespace) -> Arm:
     from lightning_mtrl.evaluation.arms import Arm, outcome_only
+    from lightning_mtrl.rollouts.behaviour import Coverage, coverage_of
     from lightning_mtrl.rollouts.logs import LoadedLogs, stream_conversations
 
-    loaded, keys = LoadedLogs(), (options.cluster, options.segment)
-    kept = [outcome_only(c, keys) for c in stream_conversations(file, loaded, options.strict)]
-    return Arm(role, file, kept, dict(loaded.dropped))
+    loaded, keys, counts = LoadedLogs(), (options.cluster, options.segment), options.coverage == "count"
+    kept, coverage = [], Counter[Coverage]()
+    for conversation in stream_conversations(file, loaded, options.strict):
+        kind = coverage_of(conversation)
+        if kind is not None:
+            coverage[kind] += 1
+        if kind is None or counts:
+            kept.append(outcome_only(conversation, keys))
+    return Arm(role, file, kept, dict(loaded.dropped), coverage, counts)
 
 
 def _looks(options: Namespace) -> Looks:
@@ -148,6 +159,13 @@ def _parser() -> ArgumentParser:
         "--cluster",
         type=str | None,
         help="key of the metadata of what belongs together; null: customer, group",
+    )
+    add(
+        "--coverage",
+        type=Literal["leave_out", "count"],
+        default="leave_out",
+        help="what to do with conversations that are not the policy's own: with an explored response, or "
+        "under a persona",
     )
     add(
         "--confidence",

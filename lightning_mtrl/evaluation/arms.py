@@ -10,8 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.counting import counted
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.samples import Sample
+from lightning_mtrl.rollouts.behaviour import Coverage, told
 from lightning_mtrl.rollouts.split import owners
 
 NO_VALUE = "(none)"
@@ -24,14 +26,18 @@ class Arm:
     Attributes:
         role: "baseline" or "candidate".
         file: where they were read from.
-        conversations: all that could be read; their turns are not looked at.
+        conversations: those to compare; their turns are not looked at.
         left_out: number of records that could not be read, by cause.
+        coverage: number of conversations that are not the policy's own (`coverage_of`), by kind.
+        coverage_counts: whether these are among `conversations`; else they were left out.
     """
 
     role: str
     file: str
     conversations: Sequence[Conversation]
     left_out: Mapping[str, int] = field(default_factory=dict)
+    coverage: Counter[Coverage] = field(default_factory=Counter)
+    coverage_counts: bool = False
 
     @cached_property
     def scored(self) -> list[Conversation]:
@@ -42,6 +48,11 @@ class Arm:
     def missing(self) -> int:
         """Conversations without an outcome."""
         return len(self.conversations) - len(self.scored)
+
+    @property
+    def coverage_told(self) -> str:
+        """How many conversations are not the policy's own, in words; empty for none."""
+        return told(self.coverage)
 
     @property
     def truncated(self) -> int:
@@ -59,10 +70,17 @@ class Arm:
         Raises:
             UserError: if there is none.
         """
-        if not self.scored:
+        if not self.conversations and self.coverage and not self.coverage_counts:
             raise UserError(
-                f"--{self.role}: {self.file} holds {len(self.conversations)} conversations, but none with an "
-                f"outcome; a number under 'outcome' was expected in at least one of them."
+                f"--{self.role}: {self.file} holds no conversation of the policy alone, but "
+                f"{self.coverage_told}. Pass --coverage count to compare these, or collect without personas "
+                f"and exploration."
+            )
+        if not self.scored:
+            number = counted(len(self.conversations), "conversation")
+            raise UserError(
+                f"--{self.role}: {self.file} holds {number}, but none with an outcome; a number under "
+                f"'outcome' was expected in at least one of them."
             )
 
     def expect_key(self, option: str, key: str) -> None:

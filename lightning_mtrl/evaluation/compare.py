@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from lightning_mtrl.counting import by_cause, counted
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.arms import Arm
 from lightning_mtrl.evaluation.looks import Looks
@@ -189,9 +190,15 @@ def _notes(baseline: Arm, candidate: Arm, old: Sample, new: Sample) -> list[str]
             f"went otherwise than the rest, so does the comparison."
         )
     for arm, sample in ((baseline, old), (candidate, new)):
+        if arm.left_out:
+            number = counted(sum(arm.left_out.values()), "record")
+            notes.append(f"{arm.role}: {number} left out ({by_cause(arm.left_out)}).")
+        if arm.coverage_told:
+            notes.append(f"{arm.role}: {_covered(arm)}")
         kept = sum(c.truncated for c in arm.scored)
         if kept:
-            notes.append(f"{arm.role}: {kept} truncated conversations have an outcome and count with it.")
+            truncated = counted(kept, "truncated conversation")
+            notes.append(f"{arm.role}: {truncated} with an outcome, which counts.")
         if sample.num_clusters < min(len(sample), FEW_CLUSTERS):
             notes.append(
                 f"{arm.role}: {sample.num_clusters} clusters are few; intervals and p-values are rough."
@@ -201,3 +208,10 @@ def _notes(baseline: Arm, candidate: Arm, old: Sample, new: Sample) -> list[str]
     if baseline.file == candidate.file:
         notes.append("Baseline and candidate are the same file.")
     return notes
+
+
+def _covered(arm: Arm) -> str:
+    """What became of conversations that are not the policy's own."""
+    if arm.coverage_counts:
+        return f"{arm.coverage_told}, not the policy's own, are counted (--coverage count)."
+    return f"{arm.coverage_told} left out: not the policy's own. --coverage count counts them."

@@ -45,6 +45,7 @@ def as_json(comparison: Comparison | None, plan: Plan | None) -> dict[str, Any]:
             "candidate": _arm(found.candidate, found, 1),
             **_finding(found.whole, found.alpha),
             "confidence": round(1 - found.alpha, 12),
+            "coverage": "count" if found.baseline.coverage_counts else "leave_out",
             "looks": {
                 "look": found.looks.number,
                 "fractions": list(found.looks.fractions),
@@ -81,6 +82,7 @@ def _arm(arm: Arm, comparison: Comparison, side: int) -> dict[str, Any]:
         "missing": arm.missing,
         "truncated": arm.truncated,
         "left_out": dict(arm.left_out),
+        "coverage": dict(arm.coverage),
         "clusters": comparison.clusters[side],
         "mean": _finite(comparison.whole.means[side]),
         "interval": _ends(comparison.intervals[side]),

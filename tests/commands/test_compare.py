@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lightning_mtrl import cli
+from lightning_mtrl.conversation import Conversation, Message, Turn
 
 
 def write(path: Path, outcomes: list[float | None], **about: Any) -> None:
@@ -88,13 +89,55 @@ def test_the_baseline_alone_is_enough_to_plan(capsys: pytest.CaptureFixture[str]
 
 def test_bad_lines_are_counted_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with Path("a.jsonl").open("a") as file:
-        file.write("{broken\n")
+        file.write("{broken\n" * 6 + '{"id": ')
     arguments = ["compare", "--baseline=a.jsonl", "--candidate=b.jsonl", "--output=out.json"]
     assert cli.main(arguments) == 0
-    assert sum(json.loads(Path("out.json").read_text())["baseline"]["left_out"].values()) == 1
-    capsys.readouterr()
+    assert sum(json.loads(Path("out.json").read_text())["baseline"]["left_out"].values()) == 7
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Note: baseline: 7 records left out (not JSON 6, cut off 1)." in said
     assert cli.main([*arguments, "--strict"]) == 2
     assert "a.jsonl, line 83" in capsys.readouterr().err
+
+
+def led_for_coverage(file: str, explored: int, personas: int) -> None:
+    """Append conversations that are not the policy's own, all without success."""
+    prompt = (Message("system", "Be brief."), Message("user", "hi"))
+    made = [Conversation(f"e-{n}", prompt, (Turn("yes", explored=True),), 0.0) for n in range(explored)]
+    led = {"kind": "odd", "persona": "Be brief."}
+    made += [Conversation(f"p-{n}", prompt, (Turn("yes"),), 0.0, metadata=led) for n in range(personas)]
+    with Path(file).open("a") as log:
+        log.writelines(json.dumps(c.to_json()) + "\n" for c in made)
+
+
+@pytest.mark.parametrize("chosen", ["", "leave_out", "count"])
+def test_what_is_not_the_policys_own_is_left_out_or_counted_and_told(
+    capsys: pytest.CaptureFixture[str], chosen: str
+) -> None:
+    led_for_coverage("a.jsonl", explored=3, personas=4)
+    options = [f"--coverage={chosen}"] if chosen else []
+    arguments = ["--baseline=a.jsonl", "--candidate=b.jsonl", "--output=out.json", *options]
+    assert cli.main(["compare", *arguments]) == 0
+    found, said = json.loads(Path("out.json").read_text()), " ".join(capsys.readouterr().out.split())
+    assert found["coverage"] == (chosen or "leave_out")
+    assert found["baseline"]["coverage"] == {"explored": 3, "persona": 4}
+    assert found["candidate"]["coverage"] == {}
+    assert found["baseline"]["scored"] == (87 if chosen == "count" else 80)
+    assert found["baseline"]["mean"] == pytest.approx(48 / (87 if chosen == "count" else 80))
+    words = "3 with an explored response and 4 under a persona"
+    told = ", not the policy's own, are counted" if chosen == "count" else " left out: not the policy's own"
+    assert f"Note: baseline: {words}{told}" in said
+    assert "Note: candidate" not in said
+
+
+def test_a_log_of_nothing_but_coverage_is_refused_unless_it_is_to_count(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("a.jsonl").write_text("")
+    led_for_coverage("a.jsonl", explored=2, personas=0)
+    arguments = ["compare", "--baseline=a.jsonl", "--candidate=b.jsonl"]
+    assert cli.main(arguments) == 2
+    assert "2 with an explored response. Pass --coverage count" in capsys.readouterr().err
+    assert cli.main([*arguments, "--coverage=count"]) == 0
 
 
 @pytest.mark.parametrize(

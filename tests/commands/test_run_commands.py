@@ -14,9 +14,18 @@ import pytest
 
 from lightning_mtrl import cli
 from lightning_mtrl.config import RunConfig
+from lightning_mtrl.conversation import Conversation, Message, Turn
 from lightning_mtrl.parsing import to_yaml
 from lightning_mtrl.runs.folder import RunFolder
 
+ASKED = Message("user", "x")
+LED = (Message("system", "Be brief."), ASKED)
+TALKS = [
+    Conversation("own", (ASKED,), (Turn("y"),), 1.0),
+    Conversation("explored", (ASKED,), (Turn("y"), Turn("z", explored=True)), 0.0),
+    Conversation("led", LED, (Turn("y"),), 1.0, metadata={"persona": "Be brief."}),
+    Conversation("named", (ASKED,), (Turn("y"),), 1.0, metadata={"persona": "a busy parent"}),
+]
 Calls = list[tuple[str, dict[str, Any]]]
 
 
@@ -33,7 +42,7 @@ class FakeParts:
 
     def collect(self, model: str, **arguments: Any) -> SimpleNamespace:
         self.calls.append((f"collect {model}", arguments))
-        return SimpleNamespace(conversations=["a", "b"], dropped={"simulator failed": 3})
+        return SimpleNamespace(conversations=TALKS, dropped={"simulator failed": 3})
 
     def save_pretrained(self, folder: Path) -> None:
         (folder / "tokenizer.json").write_text("{}")
@@ -68,8 +77,8 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
             row |= {"mean_return_interval": [-math.inf, math.inf], "mean_return": math.nan}
         return SimpleNamespace(row=lambda: row)
 
-    def write_conversations(path: Path, conversations: list[str]) -> None:
-        path.write_text("\n".join(conversations))
+    def write_conversations(path: Path, conversations: list[Conversation]) -> None:
+        path.write_text("\n".join(c.id for c in conversations))
 
     def save_role(backbone: FakeParts, role: str, folder: Path) -> None:
         (folder / f"adapter-{role}").write_text("weights")
@@ -114,9 +123,10 @@ def test_validate_takes_another_policy_seed_and_number(calls: Calls) -> None:
 def test_collect_takes_the_policy_of_a_run(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["collect", "--run=run", "--output=new/out.jsonl", "--conversations=2", "--seed=1"]) == 0
     assert calls == [("collect policy", {"conversations": 2, "seed": 1, "policy": "iteration-0002"})]
-    assert Path("new/out.jsonl").read_text() == "a\nb"
+    assert Path("new/out.jsonl").read_text() == "own\nexplored\nled\nnamed"
     said = capsys.readouterr().out
-    assert "2 conversations of iteration-0002 in new/out.jsonl" in said
+    assert "4 conversations of iteration-0002 in new/out.jsonl" in said
+    assert "Of these 1 with an explored response and 1 under a persona, by data.explore_share and" in said
     assert "3 dropped: simulator failed" in said
 
 

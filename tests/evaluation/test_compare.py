@@ -112,7 +112,7 @@ def test_truncated_conversations_are_told() -> None:
     cut = arm("candidate", [0.0, None], terminated=False, truncated=True)
     found = compare(arm("baseline", [1.0]), cut)
     assert found.candidate.truncated == 2
-    assert "candidate: 1 truncated conversations have an outcome and count with it." in found.notes
+    assert "candidate: 1 truncated conversation with an outcome, which counts." in found.notes
 
 
 def test_segments_are_compared_by_themselves_and_corrected() -> None:
