@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from jsonargparse import ArgumentParser
 
@@ -41,6 +42,27 @@ def readable(error: Exception, parser: ArgumentParser) -> str:
     return _told("", _dedent(str(error)), parser)
 
 
+def told_by_class(key: str, path: str, problem: str, arguments: Mapping[str, Any]) -> str:
+    """What a constructor has to say, under the key of the argument that it is about, where that can be found.
+
+    Args:
+        key: of the part, such as "environment".
+        path: import path of the part's class; the constructor may be that of one of its arguments.
+        problem: what the constructor said. Where it begins with the name of an argument, that is looked for.
+        arguments: of the class, nested.
+
+    >>> told_by_class("environment", "a.B", "base_url is 'x', but ...", {"server": {"base_url": "x"}})
+    "environment.init_args.server.base_url is 'x', but ... (told by a.B)"
+    """
+    if problem.startswith(_UNION):  # such as an argument that may be null too
+        problem = "; ".join(entry for entry in _entries(problem) if not _TYPE.match(entry)) or problem
+    name, _, rest = problem.partition(" ")
+    found = [(place, value) for place, value in _leaves(f"{key}.init_args", arguments) if _ends(place, name)]
+    found = [one for one in found if repr(one[1]) in rest] or found
+    told = f"{found[0][0]} {rest}" if len(found) == 1 else f"{key}.init_args: {problem}"
+    return f"{told} (told by {path})"
+
+
 def says_what_is_missing(error: Exception) -> bool:
     """Whether a parser's error is about options that were not given, and not about those that were."""
     return bool(_REQUIRED.match(str(error)))
@@ -57,6 +79,19 @@ def with_choices(problem: str, given: str, choices: Iterable[str]) -> str:
     close = get_close_matches(given.lower(), lowered, n=1, cutoff=0.5)
     hint = f" Did you mean {lowered[close[0]]}?" if close else ""
     return f"{problem}.{hint} There are: {', '.join(known)}."
+
+
+def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
+    """Every single value below a key, with its own key."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}", inner)
+    else:
+        yield key, value
+
+
+def _ends(key: str, name: str) -> bool:
+    return key.rpartition(".")[2] == name
 
 
 def _told(key: str, detail: str, parser: ArgumentParser) -> str:
@@ -107,8 +142,7 @@ def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
     given = _GIVEN.search(detail)
     text = given["value"] if given else ""
     value = _shown(text)
-    listed = _GIVEN.sub("", detail.partition("Errors:\n")[2])
-    entries = [_dedent(entry) for entry in re.split(r"(?:^|\n)\s{0,4}- ", listed) if entry.strip()]
+    entries, listed = _entries(detail), _listed(detail)
     if match := _UNTYPED.search(listed):
         name = match["name"]
         return (
@@ -126,6 +160,16 @@ def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
     if len(kinds) == len(entries):
         return f"{key} is {value}, but {' or '.join(dict.fromkeys(map(_kind, kinds)))} was expected."
     return f"{key} is {value}, which does not fit: {'; '.join(dict.fromkeys(entries))}."
+
+
+def _listed(detail: str) -> str:
+    return _GIVEN.sub("", detail.partition("Errors:\n")[2])
+
+
+def _entries(detail: str) -> list[str]:
+    """What each type of a union has to say."""
+    parts = re.split(r"(?:^|\n)\s{0,4}- ", _listed(detail))
+    return [_dedent(part) for part in parts if part.strip()]
 
 
 def _no_part(key: str, given: str, base_path: str, entries: list[str]) -> str | None:

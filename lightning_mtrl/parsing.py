@@ -24,7 +24,7 @@ from lightning_mtrl.command_line import option_places, option_values, refuse_emp
 from lightning_mtrl.config import ClassSpec, RunConfig
 from lightning_mtrl.config_files import advice_on_order, check_file
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.messages import readable, says_what_is_missing
+from lightning_mtrl.messages import readable, says_what_is_missing, told_by_class
 from lightning_mtrl.ranges import expect
 
 if TYPE_CHECKING:
@@ -272,13 +272,14 @@ def _instantiate(key: str, values: Namespace) -> Any:
         return named()  # a parser has no key for a class without arguments
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(named, key)
+    given = values[key].as_dict().get("init_args") or {}
     try:
         values[key] = values[key].get("init_args") or parser.get_defaults()[key]
         return parser.instantiate(values)[key]
     except (TypeError, ValueError) as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None  # told by an argument's own constructor
-        raise UserError(f"{key}.init_args: {error} (told by {path})") from error
+        raise UserError(told_by_class(key, path, str(error), given)) from error
 
 
 def _name(arguments: Sequence[str], config: RunConfig) -> str:

@@ -102,6 +102,34 @@ def test_an_estimator_of_kl_that_has_no_forward_direction(mistake: Mistake) -> N
     )
 
 
+LLM_USER = f"--config={CONFIGS / 'llm_user.yaml'}"
+JUDGE = "{class_path: lightning_mtrl.credit.TurnJudge, init_args: {server: {model: m, base_url: 'HERE'}}}"
+ADDRESSES = {
+    "environment.init_args.server.base_url": [LLM_USER, "--environment.init_args.server.base_url=HERE"],
+    "environment.init_args.judge.init_args.server.base_url": [
+        LLM_USER,
+        "--environment.init_args.judge.init_args.server={model: m, base_url: 'HERE'}",
+    ],
+    "algorithm.init_args.credit.init_args.judge.init_args.server.base_url": [
+        f"--config={CONFIGS / 'itpo.yaml'}",
+        "--algorithm.credit=LLMJudge",
+        f"--algorithm.credit.judge={JUDGE}",
+    ],
+    "data.server.base_url": ["--data.server.base_url=HERE"],
+}
+
+
+@pytest.mark.parametrize("key", ADDRESSES)
+@pytest.mark.parametrize("value", ["localhost:8000/v1", "my-host.net/v1", "10.0.0.7:8000"])
+def test_an_address_without_http_is_shown_as_it_is_with_its_key_and_the_right_form(
+    mistake: Mistake, key: str, value: str
+) -> None:
+    pytest.importorskip("openai")
+    told = mistake("fit", *(option.replace("HERE", value) for option in ADDRESSES[key]))
+    assert told.startswith(f"error: {key} is {value!r}, but an address that begins with http:// or https://")
+    assert f"such as 'http://{value}'" in told
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("precision", "16-wide"), ("strategy", "ddq"), ("accelerator", "abacus"), ("accelerator", "tpu")],

@@ -286,7 +286,7 @@ def test_a_run_is_named_after_its_last_file_or_its_classes(tmp_path: Path) -> No
             ["algorithm.init_args.improvement.steps is null", "a whole number"],
         ),
         (["--algorithm.init_args.improvement.steps", "0"], ["improvement.steps is 0"]),
-        (["--algorithm=Uniform", "--algorithm.share=2"], ["algorithm.init_args: share is 2.0, above 1"]),
+        (["--algorithm=Uniform", "--algorithm.share=2"], ["algorithm.init_args.share is 2.0, above 1"]),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_line_with_key_value_and_choices(

@@ -42,7 +42,7 @@ def test_a_reply_is_counted_in_tokens_and_money() -> None:
         assert ask(one) == "hi there"
     # 100 tokens at 2 and 10 tokens at 50 a million.
     assert one.usage.cost == pytest.approx(100 * 2e-6 + 10 * 50e-6)
-    assert (one.usage.requests, one.usage.prompt_tokens, one.usage.completion_tokens) == (1, 100, 10)
+    assert (one.usage.requests, one.usage.prompt_tokens, one.usage.sampled_tokens) == (1, 100, 10)
     sent = fake.bodies[0]
     assert (sent["model"], sent["messages"], sent["temperature"]) == ("fake", ASKED, 0.7)
 
@@ -179,7 +179,17 @@ def test_the_key_comes_from_the_environment_and_appears_nowhere(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"base_url": "localhost:8000"}, "base_url must be an address"),
+        (
+            {"base_url": "localhost:8000/v1"},
+            r"^base_url is 'localhost:8000/v1', but .* http:// or .*, such as 'http://localhost:8000/v1'$",
+        ),
+        ({"base_url": "my-host/v1"}, r"is 'my-host/v1', but .* such as 'http://my-host/v1'"),
+        ({"base_url": "10.0.0.7:8000"}, r"is '10.0.0.7:8000', but .* such as 'http://10.0.0.7:8000'"),
+        ({"base_url": "ftp://host/v1"}, r"is 'ftp://host/v1', but .* such as 'http://localhost:8000/v1'"),
+        ({"base_url": "http://host:80x/v1"}, r"is 'http://host:80x/v1', but an address"),
+        ({"base_url": "http:///v1"}, r"is 'http:///v1', but an address"),
+        ({"base_url": "sk-123@host/v1"}, r"is '\.\.\.@host/v1', but an address"),
+        ({"base_url": "host/v1?key=sk-123"}, r"is 'host/v1\.\.\.', but an address"),
         ({"base_url": "http://me:sk-123@host/v1"}, "no user, password or query"),
         ({"base_url": "http://host/v1?key=sk-123"}, "no user, password or query"),
         ({"api_key_variable": "sk-123"}, "never the key itself"),

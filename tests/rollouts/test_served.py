@@ -19,9 +19,9 @@ from lightning_mtrl.assembly import Parts, assemble
 from lightning_mtrl.config import DataConfig, FabricConfig, LoopConfig, ModelConfig, RunConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.tiny import TINY_FOLDER
-from lightning_mtrl.rollouts.collection import Rollouts
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.policy_server import PolicyServer
+from lightning_mtrl.rollouts.results import Rollouts
 from lightning_mtrl.serving_config import ServingConfig
 
 pytest.importorskip("openai")
@@ -149,16 +149,16 @@ def _set(key: str, value: Callable[[Any], Any]) -> Callable[[Reply], None]:
 LIES: dict[str, tuple[Callable[[Reply], None], str]] = {
     "unknown id": (_set("token_ids", lambda ids: [10**6, *ids[1:]]), "token ids outside the vocabulary"),
     "negative id": (_set("token_ids", lambda ids: [-1, *ids[1:]]), "token ids outside the vocabulary"),
-    "nothing": (_set("token_ids", lambda ids: []), "no token ids in the reply, 1 attempts"),
-    "no ids": (_set("token_ids", lambda ids: None), "no token ids in the reply, 1 attempts"),
-    "no choices": (lambda reply: reply.update(choices=[]), "no token ids in the reply, 1 attempts"),
+    "nothing": (_set("token_ids", lambda ids: []), "no token ids in the reply, 1 attempt"),
+    "no ids": (_set("token_ids", lambda ids: None), "no token ids in the reply, 1 attempt"),
+    "no choices": (lambda reply: reply.update(choices=[]), "no token ids in the reply, 1 attempt"),
     "too few log-probabilities": (
         _set("logprobs", lambda logprobs: {"token_logprobs": logprobs["token_logprobs"][:-1]}),
-        "not one log-probability for each token id, 1 attempts",
+        "not one log-probability for each token id, 1 attempt",
     ),
     "infinite": (
         _set("logprobs", lambda told: {"token_logprobs": [math.inf for _ in told["token_logprobs"]]}),
-        "log-probabilities that are no finite numbers, 1 attempts",
+        "log-probabilities that are no finite numbers, 1 attempt",
     ),
     "another model": (lambda reply: reply.update(model="iteration-0007"), "another model answered"),
 }
@@ -196,7 +196,7 @@ def test_a_response_that_ends_twice_or_not_at_all_is_no_response(server: FakeVLL
 def test_an_error_of_the_server_is_counted(server: FakeVLLM, parts: Parts) -> None:
     server.status = lambda number: 500 if number < 2 else 200
     rollouts = collected(parts)
-    assert rollouts.dropped == {"LLMFailure: HTTP 500, 1 attempts": 2}
+    assert rollouts.dropped == {"LLMFailure: HTTP 500, 1 attempt": 2}
     assert len(rollouts.conversations) == NUMBER - 2
 
 
@@ -209,7 +209,7 @@ def test_a_slow_answer_is_counted(server: FakeVLLM, parts: Parts) -> None:
         rollouts = collected(parts, 2)
     finally:
         connection.server = usual
-    assert rollouts.dropped == {"LLMFailure: no reply in time, 1 attempts": 1}
+    assert rollouts.dropped == {"LLMFailure: no reply in time, 1 attempt": 1}
     assert len(rollouts.conversations) == 1
 
 
@@ -266,8 +266,11 @@ def test_what_a_server_needs_is_in_the_adapter(server: FakeVLLM, parts: Parts) -
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"base_url": "localhost:8000"}, "data.server.base_url must be an address"),
-        ({"base_url": "http://me:secret@host/v1"}, "data.server.base_url must hold no user"),
+        (
+            {"base_url": "localhost:8000/v1"},
+            r"^data.server.base_url is 'localhost:8000/v1', but .* such as 'http://localhost:8000/v1'\.$",
+        ),
+        ({"base_url": "http://me:secret@host/v1"}, "data.server.base_url is .* must hold no user"),
         ({"api_key_variable": "sk-secret"}, "data.server.api_key_variable must be the name"),
         ({"concurrency": 0}, "data.server.concurrency is 0"),
         ({"timeout_seconds": 0.0}, "data.server.timeout_seconds is 0.0"),
