@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,16 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.models.sources import Source, explained, found
 from lightning_mtrl.models.tiny import TINY_MODELS, load_tiny
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Quantization = Literal["none", "nf4"]
-EXPECTED = "'tiny', the id of a model on the Hugging Face Hub, a folder with config.json, or a .gguf file"
-# A name that begins like this is never looked for on the Hub, which takes a minute where it is out of reach.
-_LOCAL = ("./", "../", "~", "models/")
-_FETCHED = "SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True)
@@ -33,21 +28,6 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Where transformers finds a model, and the key that the user would have to mend."""
-
-    name: str
-    place: str
-    gguf_file: str | None
-    trust_remote_code: bool
-
-    @property
-    def options(self) -> dict[str, Any]:
-        gguf = {} if self.gguf_file is None else {"gguf_file": self.gguf_file}
-        return {**gguf, "trust_remote_code": self.trust_remote_code}
 
 
 def load_model(
@@ -81,12 +61,12 @@ def load_model(
         model, tokenizer = load_tiny(tiny, dtype)
         return LoadedModel(model, tokenizer, name)
     place = TINY_MODELS[tiny].folder if name == "tiny" else Path(name).expanduser()
-    source = _found(name, place, gguf_file, trust_remote_code)
+    source = found(name, place, gguf_file, trust_remote_code)
     chat = _tokenizer(source)
     if quantization == "none":
         return LoadedModel(_weights(source, kind), chat, name)
     if source.gguf_file is not None:
-        source = _Source(name, str(_dequantized(source)), None, trust_remote_code)
+        source = Source(name, str(_dequantized(source)), None, trust_remote_code)
     return LoadedModel(_weights(source, kind, _nf4(kind)), chat, name)
 
 
@@ -113,8 +93,8 @@ def blank_model(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     place = TINY_MODELS[tiny].folder if name == "tiny" else Path(name).expanduser()
-    source = _found(name, place, gguf_file, trust_remote_code)
-    with _explained(source, "its configuration"), torch.device("meta"):
+    source = found(name, place, gguf_file, trust_remote_code)
+    with explained(source, "its configuration"), torch.device("meta"):
         config = AutoConfig.from_pretrained(source.place, **source.options)
         kind = getattr(torch, dtype)
         model = AutoModelForCausalLM.from_config(config, dtype=kind, trust_remote_code=trust_remote_code)
@@ -122,29 +102,44 @@ def blank_model(
     return blank
 
 
-def _found(name: str, path: Path, gguf_file: str | None, trust_remote_code: bool) -> _Source:
-    """Look at what is on the disk; anything else is taken for a Hub id."""
-    if path.is_file() and path.suffix == ".gguf":
-        return _Source(name, str(path.parent), path.name, trust_remote_code)
-    if path.is_dir():
-        wanted = path / (gguf_file or "config.json")
-        if not wanted.is_file():
-            key = f"model.gguf_file is {gguf_file!r}" if gguf_file else f"model.name is {name!r}"
-            raise UserError(f"{key}, but there is no file {wanted}. model.name must be {EXPECTED}.")
-        return _Source(name, str(path), gguf_file, trust_remote_code)
-    is_path = path.is_absolute() or name.startswith(_LOCAL) or name.count("/") > 1
-    if path.is_file() or is_path or path.suffix == ".gguf":
-        state = "is not a model" if path.exists() else "does not exist"
-        fetched = path.name == _FETCHED and not path.exists()
-        advice = f" To get it: python scripts/fetch_smollm2.py {name}" if fetched else ""
-        raise UserError(f"model.name is {name!r}, but that path {state}. It must be {EXPECTED}.{advice}")
-    return _Source(name, name, gguf_file, trust_remote_code)
+def describe_model(
+    name: str, *, gguf_file: str | None = None, trust_remote_code: bool = False, tiny: str = "sales"
+) -> tuple[PreTrainedTokenizerBase, int | None] | None:
+    """A model's tokenizer, and the tokens that it was made for, found out without its weights.
+
+    Args:
+        name: as in `load_model`.
+        gguf_file: as there.
+        trust_remote_code: as there.
+        tiny: as there.
+
+    Returns:
+        None for a GGUF file, whose tokenizer takes as long to read as all of it.
+
+    Raises:
+        UserError: if the model cannot be found, or its tokenizer or configuration not be read.
+    """
+    from transformers import AutoConfig
+
+    place = TINY_MODELS[tiny].folder if name == "tiny" else Path(name).expanduser()
+    source = found(name, place, gguf_file, trust_remote_code)
+    if source.gguf_file is not None:
+        return None
+    tokenizer = _tokenizer(source)
+    with explained(source, "its configuration"):
+        return tokenizer, text_limit(AutoConfig.from_pretrained(source.place, **source.options))
 
 
-def _tokenizer(source: _Source) -> PreTrainedTokenizerBase:
+def text_limit(config: Any) -> int | None:
+    """The tokens that a model was made for, where its configuration says so."""
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit
+
+
+def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    with _explained(source, "its tokenizer"):
+    with explained(source, "its tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source.place, **source.options)
     if not tokenizer.chat_template:
         raise UserError(
@@ -154,7 +149,7 @@ def _tokenizer(source: _Source) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _weights(source: _Source, dtype: torch.dtype, quantization: Any = None) -> PreTrainedModel:
+def _weights(source: Source, dtype: torch.dtype, quantization: Any = None) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM, GgufConfig
     from transformers.utils import logging as transformers_logging
 
@@ -163,7 +158,7 @@ def _weights(source: _Source, dtype: torch.dtype, quantization: Any = None) -> P
         # Ordinary weights, on every machine: packed blocks can be neither merged, saved nor trained.
         quantization = GgufConfig(dequantize=True)
     settings = {} if quantization is None else {"quantization_config": quantization}
-    with _explained(source, "it"):
+    with explained(source, "it"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source.place, **source.options, **settings, dtype=dtype, output_loading_info=True
         )
@@ -202,29 +197,6 @@ def _keep_trainable(model: PreTrainedModel) -> None:
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # torch.nn's own stub
 
 
-@contextmanager
-def _explained(source: _Source, what: str) -> Iterator[None]:
-    """Turn what transformers raises for a model that is not there, or broken, into a `UserError`."""
-    try:
-        yield
-    except ImportError as error:
-        raise UserError(
-            f"model.name is {source.name!r}, and reading {what} needs a package that is not installed: "
-            f"{_first_line(error)} For GGUF files: pip install 'lightning_mtrl[gguf]'."
-        ) from error
-    except Exception as error:
-        # Broken files raise almost anything; tokenizers raises the bare class.
-        raise UserError(
-            f"model.name is {source.name!r}, but {what} could not be loaded: {_first_line(error)} It must be "
-            f"{EXPECTED}. Where the Hub is out of reach, give a folder or a file."
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rstrip(".:") + "."
-
-
 def _nf4(dtype: torch.dtype) -> Any:
     from transformers import BitsAndBytesConfig
 
@@ -236,7 +208,7 @@ def _nf4(dtype: torch.dtype) -> Any:
     )
 
 
-def _dequantized(source: _Source) -> Path:
+def _dequantized(source: Source) -> Path:
     """The folder that holds a GGUF file's weights as ordinary ones; written on first use."""
     assert source.gguf_file is not None
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_mtrl"
@@ -257,7 +229,7 @@ def _dequantized(source: _Source) -> Path:
     return folder
 
 
-def _fingerprint(source: _Source) -> str:
+def _fingerprint(source: Source) -> str:
     """Changes when the file does."""
     file = Path(source.place) / str(source.gguf_file)
     stamp = (
