@@ -16,7 +16,7 @@ from lightning_mtrl.environments.protocol import Environment
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.launching import join
 from lightning_mtrl.models.adapters import Backbone
-from lightning_mtrl.models.load import load_model
+from lightning_mtrl.models.load import load_model, text_limit
 from lightning_mtrl.models.tiny import TINY_MODELS, tiny_model_of
 from lightning_mtrl.parsing import build_algorithm, build_environment
 from lightning_mtrl.processes import Processes
@@ -91,23 +91,46 @@ def assemble(
     context = _context(
         config, tiny_model_of(environment) if config.model.name == "tiny" else "sales", loggers
     )
-    data = config.data
     server = None
-    if served is not None and data.server.base_url is not None:
-        server = PolicyServer(data.server, context.backbone, served, context.processes)
+    if served is not None and config.data.server.base_url is not None:
+        server = PolicyServer(config.data.server, context.backbone, served, context.processes)
+    collector, validator = collectors(
+        config,
+        environment,
+        context.chat,
+        context.context_length,
+        show_progress=show_progress,
+        processes=context.processes,
+        server=server,
+    )
+    algorithm.setup(context)
+    return Parts(config, context, algorithm, environment, collector, validator)
+
+
+def collectors(
+    config: RunConfig, environment: Environment, chat: ChatTokenizer, context_length: int, **where: Any
+) -> tuple[Collector, Collector]:
+    """What collects the conversations to learn from, and what collects those that measure a policy.
+
+    Args:
+        config: of the run.
+        environment: of both.
+        chat: the model's.
+        context_length: longest conversation in tokens.
+        where: further arguments of both: `show_progress`, `processes`, `server`.
+    """
+    data, sampling = config.data, _sampling(config)
     shared: dict[str, Any] = {
         "rows": data.rows,
-        "context_length": context.context_length,
+        "context_length": context_length,
         "max_turns": data.max_turns,
         "max_failure_share": data.max_failure_share,
-        "show_progress": show_progress,
-        "processes": context.processes,
-        "server": server,
+        **where,
     }
     collector = Collector(
         environment,
-        context.chat,
-        sampling=context.sampling,
+        chat,
+        sampling=sampling,
         group_size=data.group_size,
         explore_share=data.explore_share,
         explore_temperature=data.explore_temperature,
@@ -116,10 +139,13 @@ def assemble(
         persona_share=data.persona_share,
         **shared,
     )
-    measured = replace(context.sampling, temperature=config.validation.temperature)
-    validator = Collector(environment, context.chat, sampling=measured, task="validate", **shared)
-    algorithm.setup(context)
-    return Parts(config, context, algorithm, environment, collector, validator)
+    measured = replace(sampling, temperature=config.validation.temperature)
+    return collector, Collector(environment, chat, sampling=measured, task="validate", **shared)
+
+
+def _sampling(config: RunConfig) -> SamplingConfig:
+    data = config.data
+    return SamplingConfig(data.temperature, data.top_k, data.top_p, data.min_p, data.max_response_tokens)
 
 
 def assemble_learner(config: RunConfig, loggers: list[Any] | None = None) -> Learner:
@@ -159,8 +185,8 @@ def build_context(config: RunConfig, fabric: Fabric, backbone: Backbone, chat: C
         backbone,
         chat,
         datamodule,
-        SamplingConfig(data.temperature, data.top_k, data.top_p, data.min_p, data.max_response_tokens),
-        _context_length(config.model, backbone),
+        _sampling(config),
+        context_length(config.model, text_limit(backbone.config)),
         data.rows,
         data.group_size,
         Processes.launched(fabric.device),
@@ -213,8 +239,16 @@ def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
     return merged
 
 
-def _context_length(config: ModelConfig, backbone: Backbone) -> int:
-    limit = getattr(backbone.config.get_text_config(), "max_position_embeddings", None)
+def context_length(config: ModelConfig, limit: int | None) -> int:
+    """Tokens that a conversation may hold.
+
+    Args:
+        config: of the model.
+        limit: that of the model itself, where it states one.
+
+    Raises:
+        UserError: if more is asked for, or neither says anything.
+    """
     wanted = config.context_length
     if wanted is not None and limit is not None and wanted > limit:
         raise UserError(

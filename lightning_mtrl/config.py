@@ -143,7 +143,7 @@ class DataConfig:
             later responses are the persona's too. With `evaluation.target` "expected_sarsa" or "retrace" it
             has that of the policy alone.
         persona_share: share of conversations that are led under one of the `personas`.
-        max_failure_share: a collection stops once a larger share of it has failed; what had ended is kept.
+        max_failure_share: a collection stops once more of it failed, over all processes; the rest is kept.
         file_format: how rollouts are stored.
         batch_size: conversations in a batch, for evaluation of the policy.
         server: a vLLM server that samples them.

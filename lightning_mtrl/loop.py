@@ -19,7 +19,7 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.validate import Validation, validate
 from lightning_mtrl.launching import launch
 from lightning_mtrl.recorder import Recorder
-from lightning_mtrl.rollouts.collection import Rollouts, TooManyFailures
+from lightning_mtrl.rollouts.results import Rollouts, TooManyFailures
 from lightning_mtrl.runs.folder import RunFolder
 
 

@@ -19,8 +19,8 @@ from lightning_mtrl.algorithms.passes import by_token, of_similar_length
 from lightning_mtrl.batch import ConversationBatch, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.base import scored_logprobs
-from lightning_mtrl.rollouts.collection import Rollouts
 from lightning_mtrl.rollouts.engine import inference
+from lightning_mtrl.rollouts.results import Rollouts
 
 
 def with_own_logprobs(rollouts: Rollouts, context: Context) -> tuple[Rollouts, Mapping[str, float]]:

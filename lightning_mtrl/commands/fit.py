@@ -76,6 +76,7 @@ def _start(config: RunConfig, name: str) -> None:
     from lightning_mtrl.launching import launch
 
     processes = launch(config.fabric)
+    processes.first(lambda: _expect_ready(config))
     # A run that is repeated from its config.yaml gets a folder of its own.
     text = to_yaml(replace(config, run_dir=None))
     folder = processes.first(lambda: RunFolder.create(text, config.run_dir, name))
@@ -94,6 +95,12 @@ def _start(config: RunConfig, name: str) -> None:
         if not folder.has_results:
             _discard(folder, processes)
         raise
+
+
+def _expect_ready(config: RunConfig) -> None:
+    from lightning_mtrl.readiness import expect_ready
+
+    expect_ready(config)
 
 
 def _tell(text: str, processes: Processes) -> None:

@@ -9,35 +9,29 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from lightning_mtrl.counting import counted
 from lightning_mtrl.llm.failures import Attempt, LLMFailure, attempt_of
 from lightning_mtrl.llm.server import Server
+from lightning_mtrl.llm.usage import Usage
 
 Reply = TypeVar("Reply")
 Read = TypeVar("Read")
+_REACH_SECONDS = 10.0
 _NO_KEY = "none"  # the library wants one; servers without keys do not look at it
 
 
-@dataclass
-class Usage:
-    """What a client has used so far.
+async def _answer(library: Any) -> None:
+    import openai
 
-    Attributes:
-        requests: attempts that went to the server.
-        recorded: replies that came out of the record instead.
-        retries: attempts after a failed one.
-        failures: requests that stayed without a usable reply.
-        prompt_tokens: as the server counts them.
-        completion_tokens: of its replies.
-        cost: of both, at the prices of the `Server`.
-    """
-
-    requests: int = 0
-    recorded: int = 0
-    retries: int = 0
-    failures: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: float = 0.0
+    try:
+        async with asyncio.timeout(_REACH_SECONDS):
+            await library.get("/models", cast_to=object)
+    except (TimeoutError, openai.APITimeoutError):
+        return
+    except (openai.APIConnectionError, openai.AuthenticationError):
+        raise
+    except (openai.OpenAIError, ValueError):
+        return  # it answers, and need not have this list
 
 
 @dataclass
@@ -87,13 +81,22 @@ class Connection:
                     return read(await self._once(library.client, call, model or server.model))
             except Attempt as failed:
                 if number == server.retries:
-                    raise LLMFailure(f"{failed}, {number + 1} attempts") from None
+                    raise LLMFailure(f"{failed}, {counted(number + 1, 'attempt')}") from None
                 if failed.wait is not None and failed.wait > server.longest_wait_seconds:
                     raise LLMFailure(f"{failed}, and it asks to wait too long") from None
                 backoff = min(server.backoff_seconds * 2**number, server.longest_wait_seconds)
                 self.usage.retries += 1
                 await asyncio.sleep(backoff if failed.wait is None else failed.wait)
         raise AssertionError("the last attempt returns or raises")
+
+    async def reach(self) -> None:
+        """Find out whether anything answers at the address, whatever it says; a slow server counts as there.
+
+        Raises:
+            LLMFailure: if there is no connection after all attempts.
+            UserError: if the key is wrong.
+        """
+        await self.ask(_answer, lambda answer: None)
 
     async def _once(self, client: Any, call: Callable[[Any], Awaitable[Reply]], model: str) -> Reply:
         """One attempt.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Self
+from typing import Any
 
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.environments.protocol import Observation, Transition
@@ -15,92 +15,9 @@ from lightning_mtrl.rollouts.decoding import Draw, SampledResponse
 from lightning_mtrl.rollouts.environment_calls import Failure, PendingCalls
 from lightning_mtrl.rollouts.ongoing import Chat, Ongoing, fault_of
 from lightning_mtrl.rollouts.progress import CollectionProgress
+from lightning_mtrl.rollouts.results import Share
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 from lightning_mtrl.rollouts.speaking import Engine, EngineMaker
-
-
-@dataclass(frozen=True)
-class Rollouts:
-    """Conversations under one policy version.
-
-    Attributes:
-        conversations: in the order of their indices, without those that were dropped.
-        dropped: how many conversations have no outcome because their environment failed, by cause.
-        truncated: how many of `conversations` a limit (turns, context, the environment's own) cut off.
-        tokens: sampled tokens of `conversations`.
-        seconds: wall-clock time of the collection.
-    """
-
-    conversations: list[Conversation]
-    dropped: dict[str, int]
-    truncated: int
-    tokens: int
-    seconds: float
-
-    @classmethod
-    def of(cls, shares: Sequence[Share], seconds: float) -> Self:
-        """The whole collection from the shares of all processes, in the order of the indices.
-
-        Raises:
-            UserError: if every conversation failed.
-            TooManyFailures: if a share was stopped since so many did.
-        """
-        dropped = sum((share.dropped for share in shares), Counter[str]())
-        conversations = [c for share in shares for c in share.conversations]
-        if not conversations:
-            error = next((share.error for share in shares if share.error is not None), None)
-            if isinstance(error, UserError):
-                raise error
-            causes = "; ".join(f"{cause} ({count} times)" for cause, count in dropped.most_common(5))
-            raise UserError(
-                f"environment: every conversation failed, so there is nothing to learn from: {causes}. "
-                f"Mend the environment, or whatever serves it, and start again."
-            ) from error
-        tokens = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
-        truncated = sum(c.truncated for c in conversations)
-        rollouts = cls(conversations, dict(sorted(dropped.items())), truncated, tokens, seconds)
-        if any(share.stopped for share in shares):
-            raise TooManyFailures(rollouts)
-        return rollouts
-
-
-class TooManyFailures(UserError):
-    """So many conversations failed that going on would waste what the rest costs.
-
-    Attributes:
-        rollouts: the conversations that had ended by then.
-    """
-
-    def __init__(self, rollouts: Rollouts) -> None:
-        failed, causes = Counter(rollouts.dropped), Counter(rollouts.dropped).most_common(5)
-        told = "; ".join(f"{cause} ({count} times)" for cause, count in causes)
-        super().__init__(
-            f"environment: {failed.total()} conversations failed, so the collection was stopped (see "
-            f"data.max_failure_share): {told}. {len(rollouts.conversations)} conversations had ended and are "
-            f"kept. Mend the environment, or whatever serves it, and start again."
-        )
-        self.rollouts = rollouts
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one process has collected.
-
-    Attributes:
-        conversations: in the order of their indices, without those that were dropped.
-        dropped: number of dropped conversations by cause.
-        error: the first exception of an environment; it is not sent to other processes.
-        stopped: True if it was given up, since too many conversations had failed.
-    """
-
-    conversations: list[Conversation]
-    dropped: Counter[str]
-    error: Exception | None
-    stopped: bool = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        # An exception of somebody's environment may be one that cannot be sent.
-        return {**self.__dict__, "error": None}
 
 
 @dataclass(frozen=True)
@@ -114,7 +31,29 @@ class Terms:
     max_turns: int
     explore_temperature: float
     explore_min_p: float
-    max_failure_share: float = 1.0
+
+    @property
+    def room(self) -> int:
+        """Tokens that every turn needs: of a response, and the header behind it at which a critic reads."""
+        return self.sampling.max_response_tokens + len(self.chat.header_ids) + 1
+
+    def expect_room(self, ongoing: Ongoing) -> None:
+        """Refuse a context that the first prompt of a conversation leaves no room in.
+
+        Raises:
+            UserError: if it does.
+        """
+        if not self.fits_first(ongoing):
+            raise UserError(
+                f"model.context_length is {self.context_length}, but the first prompt of conversation "
+                f"{ongoing.id} has {len(ongoing.unsaid)} tokens and a response needs up to {self.room} more, "
+                f"so at least {len(ongoing.unsaid) + self.room} was expected. Raise model.context_length, or "
+                f"lower data.max_response_tokens."
+            )
+
+    def fits_first(self, ongoing: Ongoing) -> bool:
+        """Whether there is room for a response behind the first prompt."""
+        return len(ongoing.unsaid) + self.room <= self.context_length
 
 
 class Collection:
@@ -125,6 +64,7 @@ class Collection:
         engine: made for a number of rows, lets the policy speak.
         waiting: each begins one conversation; only then is its environment copied.
         progress: is told of each that ended.
+        allowed_failures: it is given up once more have failed.
     """
 
     def __init__(
@@ -133,6 +73,7 @@ class Collection:
         engine: EngineMaker,
         waiting: deque[partial[Ongoing]],
         progress: CollectionProgress,
+        allowed_failures: float = math.inf,
     ) -> None:
         self._terms = terms
         self._chat = terms.chat
@@ -140,9 +81,7 @@ class Collection:
         self._waiting = waiting
         self._make_engine = engine
         self._rows = min(terms.rows, len(waiting))
-        self._allowed_failures = terms.max_failure_share * len(waiting)
-        # A response, and the header behind it at which a critic reads: room that every turn needs.
-        self._room = terms.sampling.max_response_tokens + len(self._chat.header_ids) + 1
+        self._allowed_failures = allowed_failures
         self._free = list(range(self._rows))
         self._talking: dict[int, Ongoing] = {}
         self._said: dict[int, tuple[SampledResponse, str | None]] = {}  # what a row's environment is hearing
@@ -235,15 +174,10 @@ class Collection:
             self._calls.start(row, partial(self._talking[row].environment.step, text), Transition)
 
     def _fits_first(self, ongoing: Ongoing) -> bool:
-        needed, limit = len(ongoing.unsaid) + self._room, self._terms.context_length
-        if needed <= limit:
+        if self._terms.fits_first(ongoing):
             return True
         if not self._sampled_any:
-            raise UserError(
-                f"model.context_length is {limit}, but the first prompt of conversation {ongoing.id} has "
-                f"{len(ongoing.unsaid)} tokens and a response needs up to {self._room} more, so at least "
-                f"{needed} was expected. Raise model.context_length, or lower data.max_response_tokens."
-            )
+            self._terms.expect_room(ongoing)
         self._drop("the first prompt does not fit the context")
         return False
 
@@ -252,7 +186,7 @@ class Collection:
         ongoing, held, (said, text) = self._talking[row], self._engine.length(row), self._said.pop(row)
         limit = self._terms.context_length
         following = self._chat.observation_ids(answer.observation, finished=said.finished, last=ended)
-        if not ended and held + len(following) + self._room > limit:
+        if not ended and held + len(following) + self._terms.room > limit:
             ended = True
             following = self._chat.observation_ids(answer.observation, finished=said.finished, last=True)
         if ended and held + len(following) > limit:

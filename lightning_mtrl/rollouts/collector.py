@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 from collections import deque
 from functools import partial
@@ -11,15 +12,17 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from lightning_mtrl.environments.protocol import Environment
+from lightning_mtrl.environments.protocol import Environment, Observation
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.ranges import COUNT, HEAT, MIN_P, SHARE
-from lightning_mtrl.rollouts.collection import Collection, Rollouts, Share, Terms
+from lightning_mtrl.rollouts.collection import Collection, Terms
 from lightning_mtrl.rollouts.engine import ConversationEngine
+from lightning_mtrl.rollouts.environment_calls import ask
 from lightning_mtrl.rollouts.ongoing import Chat, Ongoing
 from lightning_mtrl.rollouts.policy_server import PolicyServer
 from lightning_mtrl.rollouts.progress import CollectionProgress
+from lightning_mtrl.rollouts.results import Rollouts, Share
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 from lightning_mtrl.rollouts.served import ServedEngine
 from lightning_mtrl.rollouts.speaking import EngineMaker
@@ -55,8 +58,9 @@ class Collector:
             (or groups). `prompt` and `prompt_ids` hold what was sampled from, persona included, and
             `metadata["persona"]` the text.
         persona_share: that share.
-        max_failure_share: the collection is stopped once more than this share of its conversations (in one
-            process: of its own) has failed.
+        max_failure_share: the collection is stopped once more than this share of its conversations has
+            failed. Each process counts its own failures until all have ended, so with several processes it
+            is stopped later, or only at its end.
         show_progress: a bar on a terminal, one line at the end elsewhere.
         task: what the conversations are for, to be shown there: "collect" or "validate".
         processes: share each collection out among them, by whole groups; all of them get all conversations.
@@ -114,8 +118,8 @@ class Collector:
             max_turns,
             explore_temperature,
             explore_min_p,
-            max_failure_share,
         )
+        self._max_failure_share = max_failure_share
         self._environment, self._group_size, self._explore_share = environment, group_size, explore_share
         self._personas, self._persona_share = personas, persona_share
         self._processes, self._server = processes or Processes(), server
@@ -149,12 +153,35 @@ class Collector:
         started, size = time.perf_counter(), self._group_size
         groups = self._processes.share(conversations // size)
         indices = range(first + groups.start * size, first + groups.stop * size)
-        engine = self._engine_of(model, policy)
+        engine, allowed = self._engine_of(model, policy), self._max_failure_share * conversations
         with CollectionProgress(policy, conversations, self._show_progress, task=self._task) as progress:
-            shares = self._processes.each(lambda: self._hold(engine, indices, seed, policy, progress))
+            shares = self._processes.each(
+                lambda: self._hold(engine, indices, seed, policy, progress, allowed)
+            )
             for share in shares[1:]:
                 progress.join(share.conversations, share.dropped)
-        return Rollouts.of(shares, time.perf_counter() - started)
+        return Rollouts.of(shares, time.perf_counter() - started, allowed)
+
+    def expect_room(self, *, seed: int, policy: str) -> None:
+        """Refuse a context in which the first prompt of a collection does not fit; no model is needed.
+
+        An environment whose `reset` is a coroutine, which may ask and pay others, is left alone, and so is
+        one that fails: `collect` says it then.
+
+        Args:
+            seed: as in `collect`.
+            policy: as in `collect`.
+
+        Raises:
+            UserError: if it leaves no room for a response.
+        """
+        if inspect.iscoroutinefunction(self._environment.reset):
+            return
+        ongoing = self._begin(0, seed, policy)
+        (answer,) = ask([partial(ongoing.environment.reset, ongoing.seed)], Observation)
+        if isinstance(answer, Observation):
+            ongoing.open(answer, self._terms.chat)
+            self._terms.expect_room(ongoing)
 
     def _engine_of(self, model: nn.Module, policy: str) -> EngineMaker:
         terms = self._terms
@@ -170,10 +197,16 @@ class Collector:
         return lambda rows: ServedEngine(server.client, name, vocabulary=server.vocabulary, **shared)
 
     def _hold(
-        self, engine: EngineMaker, indices: range, seed: int, policy: str, progress: CollectionProgress
+        self,
+        engine: EngineMaker,
+        indices: range,
+        seed: int,
+        policy: str,
+        progress: CollectionProgress,
+        allowed: float,
     ) -> Share:
         waiting = deque(partial(self._begin, index, seed, policy) for index in indices)
-        collection = Collection(self._terms, engine, waiting, progress)
+        collection = Collection(self._terms, engine, waiting, progress, allowed)
         collection.run()
         return collection.share()
 

@@ -42,17 +42,7 @@ class PolicyServer:
     """
 
     def __init__(self, config: ServingConfig, backbone: Backbone, folder: Path, processes: Processes) -> None:
-        if config.base_url is None:
-            raise ValueError("data.server.base_url is null: there is no server")
-        server = Server(
-            "the base model",
-            config.base_url,
-            api_key_variable=config.api_key_variable,
-            concurrency=config.concurrency,
-            timeout_seconds=config.timeout_seconds,
-            retries=config.retries,
-        )
-        self.client, self._address = CompletionClient(server), config.base_url
+        self.client, self._address = _client(config), str(config.base_url)
         self._backbone, self._folder, self._processes = backbone, folder.resolve(), processes
 
     @property
@@ -78,7 +68,7 @@ class PolicyServer:
 
     def _serve(self, policy: str, context_length: int) -> str:
         served = self._ask(self.client.models, tuple)
-        self._expect_length(served, context_length)
+        _expect_length(served, self._address, context_length)
         path = self._write(policy)
         if not any(model.name == path.name for model in served):
             self._load(path)
@@ -115,15 +105,6 @@ class PolicyServer:
     def _is_ours(self, model: ServedModel) -> bool:
         return model.is_adapter and model.path is not None and Path(model.path).parent == self._folder
 
-    def _expect_length(self, served: tuple[ServedModel, ...], wanted: int) -> None:
-        known = [model.context_length for model in served if model.context_length is not None]
-        if known and max(known) < wanted:
-            raise UserError(
-                f"model.context_length is {wanted}, but the server at {self._address} holds conversations of "
-                f"{max(known)} tokens. Start it with --max-model-len {wanted}, or pass "
-                f"--model.context_length {max(known)}."
-            )
-
     def _ask(self, call: Callable[[], Coroutine[Any, Any, Answer]], expected: type[Answer]) -> Answer:
         (answer,) = ask([call], expected)
         if isinstance(answer, Failure):
@@ -131,12 +112,58 @@ class PolicyServer:
         return answer
 
     def _told(self, failure: Failure[Any]) -> Exception:
-        error = failure.error
-        if not isinstance(error, LLMFailure):
-            return error
-        return UserError(
-            f"data.server.base_url is {self._address!r}, but the policy cannot be served there: {error}. "
-            f"vLLM must run there with --enable-lora, a --max-lora-rank of at least the adapter's rank "
-            f"(model.lora_rank) and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and must be "
-            f"able to read {str(self._folder)!r} (data.server.adapter_folder). Its own log says more."
+        return _told(failure, self._address, str(self._folder))
+
+
+def expect_server(config: ServingConfig, context_length: int) -> None:
+    """Refuse a server that does not answer, or holds shorter conversations; nothing is changed there.
+
+    Args:
+        config: where it is.
+        context_length: of the longest conversation.
+
+    Raises:
+        UserError: if it does.
+    """
+    (answer,) = ask([_client(config).models], tuple)
+    if isinstance(answer, Failure):
+        folder = config.adapter_folder or "the run's folder"
+        raise _told(answer, str(config.base_url), folder) from None
+    _expect_length(answer, str(config.base_url), context_length)
+
+
+def _client(config: ServingConfig) -> CompletionClient:
+    if config.base_url is None:
+        raise ValueError("data.server.base_url is null: there is no server")
+    return CompletionClient(
+        Server(
+            "the base model",
+            config.base_url,
+            api_key_variable=config.api_key_variable,
+            concurrency=config.concurrency,
+            timeout_seconds=config.timeout_seconds,
+            retries=config.retries,
         )
+    )
+
+
+def _expect_length(served: tuple[ServedModel, ...], address: str, wanted: int) -> None:
+    known = [model.context_length for model in served if model.context_length is not None]
+    if known and max(known) < wanted:
+        raise UserError(
+            f"model.context_length is {wanted}, but the server at {address} holds conversations of "
+            f"{max(known)} tokens. Start it with --max-model-len {wanted}, or pass "
+            f"--model.context_length {max(known)}."
+        )
+
+
+def _told(failure: Failure[Any], address: str, folder: str) -> Exception:
+    error = failure.error
+    if not isinstance(error, LLMFailure):
+        return error
+    return UserError(
+        f"data.server.base_url is {address!r}, but the policy cannot be served there: {error}. "
+        f"vLLM must run there with --enable-lora, a --max-lora-rank of at least the adapter's rank "
+        f"(model.lora_rank) and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and must be "
+        f"able to read {folder!r} (data.server.adapter_folder). Its own log says more."
+    )

@@ -14,8 +14,8 @@ from small_models import small_chat, small_llama
 from lightning_mtrl.environments import DiagnosisJudge, LLMUser
 from lightning_mtrl.environments.scenarios import Scenario
 from lightning_mtrl.llm.server import Server
-from lightning_mtrl.rollouts.collection import Rollouts, TooManyFailures
 from lightning_mtrl.rollouts.collector import Collector
+from lightning_mtrl.rollouts.results import Rollouts, TooManyFailures
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 
 pytest.importorskip("openai")

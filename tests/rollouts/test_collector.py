@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lightning_mtrl.conversation import Conversation, Message
 from lightning_mtrl.environments.protocol import Environment, Observation, Transition
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.rollouts.collection import TooManyFailures
+from lightning_mtrl.processes import Processes
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.progress import CollectionProgress
+from lightning_mtrl.rollouts.results import Rollouts, Share, TooManyFailures
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 
 PAD, END, USER, BOT, SYSTEM = range(5)
@@ -387,7 +388,7 @@ def test_progress_says_what_the_conversations_are_for(capsys: pytest.CaptureFixt
     for task in ("collect", "validate"):
         collector = _collector(Dialogue(), show_progress=True, task=task)
         collector.collect(_model(), conversations=1, seed=0, policy="p")
-        assert capsys.readouterr().err.startswith(f"{task} p: 1 conversations, ")
+        assert capsys.readouterr().err.startswith(f"{task} p: 1 conversation, ")
 
 
 @pytest.mark.parametrize(("shown", "lines"), [(True, 1), (False, 0)])
@@ -495,6 +496,40 @@ def test_a_collection_that_mostly_fails_is_stopped_and_keeps_what_had_ended() ->
     assert all(c.outcome == 0.25 for c in kept.conversations)
     allowed = _collector(SometimesDown(), rows=10, max_failure_share=failed / 60)
     assert allowed.collect(model, conversations=60, seed=0, policy="p").dropped == whole.dropped
+
+
+class SharedByTwo(Processes):
+    """The first of two processes; what the other one has collected is given."""
+
+    def __init__(self, other: Share) -> None:
+        super().__init__(rank=0, size=1)
+        self.other = other
+
+    def share(self, number: int) -> range:
+        return range(number // 2)
+
+    def each(self, work: Callable[[], Any]) -> list[Any]:
+        return [work(), self.other]
+
+
+def test_the_share_of_failures_is_that_of_all_processes_together() -> None:
+    """Of 30 conversations that one of two processes holds, about five in six fail; 60 are held in all."""
+    model, alone = _model(), _collector(SometimesDown(), rows=10)
+    failed = sum(alone.collect(model, conversations=30, seed=0, policy="p").dropped.values())
+    assert 20 < failed < 30
+
+    def together(failures_of_the_other: int, allowed: float) -> Rollouts:
+        other = Share([], Counter({"refused there": failures_of_the_other}), None)
+        processes = SharedByTwo(other)
+        collector = _collector(SometimesDown(), rows=10, max_failure_share=allowed / 60, processes=processes)
+        return collector.collect(model, conversations=60, seed=0, policy="p")
+
+    # More than the allowed half of its own, but not of all; then the other one's make it too many.
+    assert sum(together(0, allowed=30).dropped.values()) == failed
+    assert sum(together(30 - failed, allowed=30).dropped.values()) == 30
+    with pytest.raises(TooManyFailures, match="31 conversations failed") as stopped:
+        together(31 - failed, allowed=30)
+    assert len(stopped.value.rollouts.conversations) == 30 - failed
 
 
 def test_a_users_mistake_in_an_environment_ends_the_collection_at_once() -> None:

@@ -1,0 +1,106 @@
+"""What a collection has brought: the conversations, what was dropped, and when so much was that it ended."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.counting import counted
+from lightning_mtrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Conversations under one policy version.
+
+    Attributes:
+        conversations: in the order of their indices, without those that were dropped.
+        dropped: how many conversations have no outcome because their environment failed, by cause.
+        truncated: how many of `conversations` a limit (turns, context, the environment's own) cut off.
+        tokens: sampled tokens of `conversations`.
+        seconds: wall-clock time of the collection.
+    """
+
+    conversations: list[Conversation]
+    dropped: dict[str, int]
+    truncated: int
+    tokens: int
+    seconds: float
+
+    @classmethod
+    def of(cls, shares: Sequence[Share], seconds: float, allowed_failures: float = math.inf) -> Self:
+        """The whole collection from the shares of all processes, in the order of the indices.
+
+        Args:
+            shares: of all processes.
+            seconds: that it took.
+            allowed_failures: how many conversations may have failed.
+
+        Raises:
+            UserError: if every conversation failed.
+            TooManyFailures: if more failed than are allowed, or a share was stopped for that.
+        """
+        dropped = sum((share.dropped for share in shares), Counter[str]())
+        conversations = [c for share in shares for c in share.conversations]
+        if not conversations:
+            error = next((share.error for share in shares if share.error is not None), None)
+            if isinstance(error, UserError):
+                raise error
+            raise UserError(
+                f"environment: every conversation failed, so there is nothing to learn from: "
+                f"{_most_frequent(dropped)}. "
+                f"Mend the environment, or whatever serves it, and start again."
+            ) from error
+        tokens = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
+        truncated = sum(c.truncated for c in conversations)
+        rollouts = cls(conversations, dict(sorted(dropped.items())), truncated, tokens, seconds)
+        if dropped.total() > allowed_failures or any(share.stopped for share in shares):
+            raise TooManyFailures(rollouts)
+        return rollouts
+
+
+class TooManyFailures(UserError):
+    """So many conversations failed that going on would waste what the rest costs.
+
+    Attributes:
+        rollouts: the conversations that had ended by then.
+    """
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        failed, kept = Counter(rollouts.dropped), len(rollouts.conversations)
+        super().__init__(
+            f"environment: {counted(failed.total(), 'conversation')} failed, so the collection was stopped "
+            f"(see data.max_failure_share): {_most_frequent(failed)}. What had ended is kept "
+            f"({counted(kept, 'conversation')}). Mend the environment, or whatever serves it, and start "
+            f"again."
+        )
+        self.rollouts = rollouts
+
+
+def _most_frequent(dropped: Counter[str]) -> str:
+    return "; ".join(f"{cause} ({counted(count, 'time')})" for cause, count in dropped.most_common(5))
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process has collected.
+
+    Attributes:
+        conversations: in the order of their indices, without those that were dropped.
+        dropped: number of dropped conversations by cause.
+        error: the first exception of an environment; it is not sent to other processes.
+        stopped: True if it was given up, since too many conversations had failed.
+    """
+
+    conversations: list[Conversation]
+    dropped: Counter[str]
+    error: Exception | None
+    stopped: bool = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # An exception of somebody's environment may be one that cannot be sent.
+        return {**self.__dict__, "error": None}
