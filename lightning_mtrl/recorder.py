@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +18,7 @@ from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.figures import learning_curve
 from lightning_mtrl.evaluation.validate import MEASURED, SUCCESS, Validation
+from lightning_mtrl.llm.usage import METER, Usage
 from lightning_mtrl.models.saving import save_role
 from lightning_mtrl.parsing import load_config
 from lightning_mtrl.processes import Processes
@@ -55,6 +57,7 @@ class Recorder:
         self.clock = clock_at(self.checkpointed)
         self.summary = processes.first(lambda: Summary.open(folder.summary))
         self.log = RunLog(folder, config.loggers if processes.is_first else [], self.clock)
+        self._used = METER.total()
 
     @property
     def loggers(self) -> list[Logger]:
@@ -168,6 +171,7 @@ class Recorder:
         measured = validation.row() if validation is not None else dict.fromkeys(MEASURED)
         self._show_phase("validation", _numbers(measured))
         self._show_phase("time", seconds)
+        self._show_phase("llm", self._llm_used().figures())
         for name, figure in (signal.figures if signal else {}).items():
             self.log.figure(f"critic/{name}", figure)
         if validation is not None:
@@ -189,6 +193,12 @@ class Recorder:
         self.summary.seconds += sum(seconds.values())
         self.processes.first(self.summary.write)
         self.say(policy_line(row, self.summary.optimum_success_rate))
+
+    def _llm_used(self) -> Usage:
+        """What users and judges played by language models have used since the last time, in all processes."""
+        total = METER.total()
+        own, self._used = total.plus(self._used, -1), total
+        return reduce(Usage.plus, self.processes.each(lambda: own))
 
     def on_step(self) -> None:
         """Count an optimizer step."""

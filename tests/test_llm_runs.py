@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +23,7 @@ from lightning_mtrl import cli
 from lightning_mtrl.rollouts.logs import read_conversations
 
 pytest.importorskip("openai")
+PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
 SECRET = "sk-very-secret-0123456789"
 CONFIG: dict[str, Any] = {
     "seed": 3,
@@ -73,6 +76,45 @@ def config(folder: Path, server: dict[str, Any]) -> Path:
     return file
 
 
+def llm_metrics(run: Path) -> dict[str, dict[str, float]]:
+    """What a run logged of its language models, by iteration and name."""
+    found: dict[str, dict[str, float]] = {}
+    with (run / "metrics.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["name"].startswith("llm/"):
+                found.setdefault(row["iteration"], {})[row["name"]] = float(row["value"])
+    return found
+
+
+def test_what_language_models_were_asked_and_cost_is_logged_for_each_policy(tmp_path: Path) -> None:
+    """The stand-in counts 100 prompt tokens and 10 of the reply; the first request is refused once."""
+    busy = Answer(status=503, body="{}")
+    with serving([busy, Answer("It is a party.")]) as fake:
+        server = {"base_url": fake.base_url, "retries": 1, "backoff_seconds": 0.01}
+        prices = {"input_price": 3.0, "output_price": 40.0, "record": str(tmp_path / "record.jsonl")}
+        file = config(tmp_path, {**server, **prices})
+        assert cli.main(["fit", f"--config={file}", f"--run_dir={tmp_path / 'run'}"]) == 0
+        asked = len(fake.bodies)
+        assert cli.main(["fit", f"--config={file}", f"--run_dir={tmp_path / 'again'}"]) == 0
+        assert len(fake.bodies) == asked
+    first = llm_metrics(tmp_path / "run")
+    assert set(first) == {"0", "1"}
+    # tests/test_metrics_page.py leaves it to this test that these names are logged.
+    assert set(first["0"]) == set(first["1"]) == set(re.findall(r"`(llm/\w+)` \|", PAGE))
+    # Two conversations validate pi_0, each with one request, of which one was made twice.
+    assert first["0"]["llm/requests"] == 3
+    assert first["0"]["llm/retries"] == 1
+    assert first["0"]["llm/prompt_tokens"] == 200
+    assert first["0"]["llm/sampled_tokens"] == 20
+    assert first["0"]["llm/cost"] == pytest.approx(200 * 3e-6 + 20 * 40e-6)
+    assert first["0"]["llm/requests"] + first["1"]["llm/requests"] == asked
+    assert first["1"]["llm/failures"] == 0
+    again = llm_metrics(tmp_path / "again")
+    assert {again[number]["llm/requests"] for number in again} == {0.0}
+    assert again["0"]["llm/recorded"] == 2
+    assert again["0"]["llm/cost"] == 0.0
+
+
 def texts_of(run: Path) -> str:
     return "\n".join(path.read_bytes().decode("latin-1") for path in run.rglob("*") if path.is_file())
 
@@ -115,12 +157,12 @@ def test_a_server_that_dies_stops_the_run_which_keeps_what_it_has(
         assert cli.main(["fit", *arguments]) == 2
     told = capsys.readouterr().err
     assert "2 conversations failed, so the collection was stopped" in told
-    assert "LLMFailure: HTTP 503, 1 attempts (2 times)" in told
+    assert "LLMFailure: HTTP 503, 1 attempt (2 times)" in told
     assert SECRET not in told
     kept = read_conversations(tmp_path / "run" / "rollouts" / "iteration-0000.jsonl").conversations
     # Of two that go on side by side, one may be cut short.
     assert 1 <= len(kept) <= 2
-    assert f"{len(kept)} conversations had ended and are kept" in told
+    assert f"What had ended is kept ({len(kept)} conversation{'s' * (len(kept) > 1)})" in told
     assert all(c.outcome is not None for c in kept)
 
 

@@ -36,6 +36,11 @@ PERSONAS = [
 ITPO = ["--data.conversations=48", "--algorithm.settings.minibatch_groups=2"]
 # Of runs with a server; tests/test_served_runs.py has one.
 SERVED = {"rollouts/server_difference_max", "rollouts/server_difference_mean", "rollouts/server_kl"}
+# Of runs with a language model as the user; tests/test_llm_runs.py has one.
+LLM = {
+    *("llm/requests", "llm/recorded", "llm/retries", "llm/failures"),
+    *("llm/prompt_tokens", "llm/sampled_tokens", "llm/cost"),
+}
 OUTCOME_ONLY = ["--algorithm=OutcomeOnly", "--algorithm.settings.epochs=1", "--data.conversations=48"]
 
 
@@ -94,7 +99,7 @@ def test_the_page_names_what_is_logged_and_nothing_else(runs: list[Path]) -> Non
         *("policy", "critic", "value", "prm", "rollouts", "validation", "time")
     }
     assert logged - on_the_page == set(), "logged, but not on the page"
-    assert on_the_page - logged == SERVED, "on the page, but not logged"
+    assert on_the_page - logged == SERVED | LLM, "on the page, but not logged"
 
 
 def test_the_page_names_the_fields_of_the_summary_and_nothing_else(runs: list[Path]) -> None:

@@ -13,6 +13,7 @@ from lightning_mtrl.llm.failures import Attempt, LLMFailure
 from lightning_mtrl.llm.json_replies import complaint_about, kind_of_misfit, object_in
 from lightning_mtrl.llm.record import RequestRecord
 from lightning_mtrl.llm.server import Server
+from lightning_mtrl.llm.usage import METER
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -38,6 +39,8 @@ class ChatClient:
         self.server = server
         self._connection = Connection(server)
         self.usage = self._connection.usage
+        self.usage.priced = server.input_price + server.output_price > 0
+        METER.add(self.usage)
         self._record = RequestRecord(server.record)
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -118,6 +121,6 @@ class ChatClient:
         used = getattr(completion, "usage", None)
         asked, said = (int(getattr(used, name, 0) or 0) for name in ("prompt_tokens", "completion_tokens"))
         self.usage.prompt_tokens += asked
-        self.usage.completion_tokens += said
+        self.usage.sampled_tokens += said
         self.usage.cost += (asked * self.server.input_price + said * self.server.output_price) / 1e6
         return {"content": content, "prompt_tokens": asked, "completion_tokens": said}
