@@ -51,6 +51,13 @@ def test_the_shipped_configurations_are_found() -> None:
     assert set(RUN_HERE) <= {path.stem for path in CONFIGS}
 
 
+def test_the_server_of_a_language_model_is_bounded_alike_wherever_its_command_stands() -> None:
+    told = [(ROOT / file).read_text("utf-8") for file in ("README.md", "configs/llm_user.yaml")]
+    readme, config = (re.findall(r"--cb-[\w-]+=\d+", text) for text in told)
+    assert len(readme) == 3
+    assert config == readme
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_configuration_builds_its_environment_and_its_algorithm(path: Path) -> None:
     config = load_config(*UNDER.get(path.parent.name, []), path)

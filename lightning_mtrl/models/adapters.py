@@ -137,10 +137,7 @@ class Backbone(nn.Module):
 
     @contextmanager
     def whole(self, role: str) -> Iterator[None]:
-        """A role's weights are here meanwhile; where roles are shared out, none is read outside of it.
-
-        All processes enter it together; inside, they need not do the same.
-        """
+        """A role's weights, shared out or not, are here meanwhile; all processes enter it together."""
         with self.sharding.whole(self._model_of(role)) if self.full else nullcontext():
             yield
 
@@ -176,8 +173,7 @@ class Backbone(nn.Module):
 
     def causal(self, role: str) -> PreTrainedModel:
         """The causal language model with this role's weights active; "base" is the model without adapters."""
-        if role != "base" and role not in self.roles:
-            raise ValueError(f"unknown role {role!r}; there are {self.roles}")
+        self._expect(role)
         if self.full:
             model = self._model_of(role)
             if not self.sharding.is_ready(model):
@@ -267,7 +263,12 @@ class Backbone(nn.Module):
         with self.sharding.whole(model):
             return copy.deepcopy(model)
 
+    def _expect(self, role: str) -> None:
+        if role != "base" and role not in self.roles:
+            raise ValueError(f"unknown role {role!r}; there are {self.roles}")
+
     def _model_of(self, role: str) -> nn.Module:
+        self._expect(role)
         return self._as_loaded() if role == "base" else self.models[role]
 
     def _as_loaded(self) -> nn.Module:
@@ -291,8 +292,7 @@ class Backbone(nn.Module):
         if adapter is not None:
             config = adapter_config(adapter)
         elif like is not None:
-            assert isinstance(self.base, PeftModel)
-            config = cast(LoraConfig, copy.deepcopy(self.base.peft_config[like]))
+            config = cast(LoraConfig, copy.deepcopy(cast(PeftModel, self.base).peft_config[like]))
         self.base = with_adapter(self.base, role, config)
         self._layers = [m for m in self.base.modules() if isinstance(m, LoraLayer)]
         if adapter is not None:

@@ -81,6 +81,25 @@ def test_gradients_reach_the_active_role_alone(fine_tuning: str) -> None:
     assert all(not p.requires_grad for p in backbone.parameters_of("reference"))
 
 
+@pytest.mark.parametrize(
+    ("fine_tuning", "use"),
+    [
+        *(("lora", use) for use in ("sampling", "causal", "logit_head")),
+        *(("full", use) for use in ("sampling", "causal", "logit_head", "whole", "state_of")),
+    ],
+)
+def test_a_role_that_is_not_there_is_told_with_those_that_are(fine_tuning: str, use: str) -> None:
+    backbone = Backbone(_llama(), fine_tuning)
+    backbone.add_role("policy")
+
+    def enter() -> None:
+        with getattr(backbone, use)("critic"):
+            pass
+
+    with pytest.raises(ValueError, match=r"unknown role 'critic'; there are \['policy'\]"):
+        enter()
+
+
 def test_a_policy_alone_has_the_weights_once_with_full_fine_tuning_too() -> None:
     number = sum(p.numel() for p in _llama().parameters())
     backbone = Backbone(_llama(), "full")
