@@ -17,6 +17,7 @@ from torch import distributed, nn
 from lightning_mtrl.config import FabricConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.processes import Processes
+from lightning_mtrl.watching import watch_started
 
 SHARDING = ("fsdp", "deepspeed", "model_parallel")  # in the names of strategies that Fabric has
 
@@ -40,7 +41,9 @@ def launch(config: FabricConfig) -> Processes:
     Raises:
         UserError: if Fabric cannot do what was asked for.
     """
-    return _started(_fabric(config, []), config)[1]
+    fabric, processes = _started(_fabric(config, []), config)
+    watch_started(fabric)
+    return processes
 
 
 def join(config: FabricConfig, loggers: Sequence[Any]) -> tuple[Fabric, Processes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -251,6 +252,20 @@ def test_a_mistake_is_told_once(tmp_path: Path) -> None:
     _, err = ended(model, code=2)
     assert err.count("error: model.context_length is 9") == err.count("error:") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_is_killed_is_named_and_ends_the_run(tmp_path: Path) -> None:
+    fit = begun_fit("itpo", tmp_path, f"--run_dir={tmp_path / 'run'}", *TWO, "--loop.iterations=50")
+    assert fit.stdout is not None
+    while "policy 0" not in fit.stdout.readline():
+        assert fit.poll() is None, "it ended before its first line"
+    (started,) = Path(f"/proc/{fit.pid}/task/{fit.pid}/children").read_text().split()
+    os.kill(int(started), signal.SIGKILL)
+    out, err = ended(fit, code=1)
+    (line,) = [line for line in err.splitlines() if line.startswith("error:")]
+    assert line.startswith(f"error: process 1 of 2 (PID {started}) was killed by SIGKILL")
+    assert "`fit --resume RUN_DIR`" in line
+    assert "zombies" not in out + err
 
 
 @pytest.mark.parametrize(
