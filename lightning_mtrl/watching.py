@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Sequence
 from subprocess import Popen
+from types import TracebackType
 from typing import Any
 
 from lightning.fabric import Fabric
 
 FAILED = 1  # exit code
 LOOK_SECONDS = 0.2
+REAPED_SECONDS = 1.0  # until a process whose connections are gone is known to be dead
 GRACE_SECONDS = 5.0  # in which the first process can say itself what another one told it before it ended
 
 
@@ -34,6 +36,9 @@ def watch_started(fabric: Fabric) -> None:
 class Watch(threading.Thread):
     """Looks at processes until all have ended well, or one has not; then all end.
 
+    A process that died also breaks whatever this one was just telling it, and the error of that says nothing
+    of the reason. So before any error ends this process, it looks once more.
+
     Args:
         processes: in the order of their ranks, the first of which has rank 1.
     """
@@ -41,23 +46,35 @@ class Watch(threading.Thread):
     def __init__(self, processes: Sequence[Popen[bytes]]) -> None:
         super().__init__(daemon=True, name="watch")
         self._processes = processes
+        self._ending = threading.Lock()
+        self._show, sys.excepthook = sys.excepthook, self._show_error
 
     def run(self) -> None:
         """Look now and then."""
-        codes = self._codes()
-        while None in codes and not any(codes):
+        while (dead := self._dead()) is None:
+            if all(process.poll() == 0 for process in self._processes):
+                return
             time.sleep(LOOK_SECONDS)
-            codes = self._codes()
-        ended = [(rank, code) for rank, code in enumerate(codes, start=1) if code]
-        if ended:
-            self._end(*ended[0])
+        if dead[1] > 0:  # of its own accord; the first process has probably been told why
+            time.sleep(GRACE_SECONDS)
+        self._end(*dead)
 
-    def _codes(self) -> list[int | None]:
-        return [process.poll() for process in self._processes]
+    def _show_error(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        for _ in range(round(REAPED_SECONDS / LOOK_SECONDS)):
+            if (dead := self._dead()) is not None and dead[1] < 0:
+                self._end(*dead)
+            time.sleep(LOOK_SECONDS)
+        self._show(kind, error, trace)
+
+    def _dead(self) -> tuple[int, int] | None:
+        """Rank and exit code of a process that has not ended well."""
+        codes = ((rank, process.poll()) for rank, process in enumerate(self._processes, start=1))
+        return next(((rank, code) for rank, code in codes if code), None)
 
     def _end(self, rank: int, code: int) -> None:
-        if code > 0:  # of its own accord; the first process has probably been told why
-            time.sleep(GRACE_SECONDS)
+        self._ending.acquire()  # and never released: this ends the process
         died = self._processes[rank - 1].pid
         print(
             f"error: process {rank} of {len(self._processes) + 1} (PID {died}) {how_it_ended(code)}, so the "
