@@ -21,12 +21,12 @@ def is_only_cached(name: str, file: str) -> bool:
         OutOfReach: if it is not in the cache either.
     """
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except (HfHubHTTPError, HFValidationError):
-        return False
+    except (HfHubHTTPError, ValueError, TypeError, LookupError):
+        return False  # it refuses, the name is none, or a mirror answers in words of its own
     except Exception as error:  # of whichever HTTP library the client is built on
         if isinstance(try_to_load_from_cache(name, file), str):
             return True
