@@ -17,6 +17,7 @@ from lightning_mtrl.errors import UserError
 from lightning_mtrl.launching import join
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.load import load_model, text_limit
+from lightning_mtrl.models.sources import expect_adapter
 from lightning_mtrl.models.tiny import TINY_MODELS, tiny_model_of
 from lightning_mtrl.parsing import build_algorithm, build_environment
 from lightning_mtrl.processes import Processes
@@ -216,6 +217,8 @@ def backbone_on(model: PreTrainedModel, config: ModelConfig, tiny: str = "sales"
     from peft import LoraConfig
 
     adapter = config.adapter or (str(TINY_MODELS[tiny].adapter) if config.name == "tiny" else None)
+    if adapter:
+        expect_adapter(adapter)
     if adapter and config.fine_tuning == "full":
         model, adapter = _merged(model, adapter), None
     lora = LoraConfig(

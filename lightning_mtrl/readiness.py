@@ -16,6 +16,7 @@ from lightning_mtrl.llm.connection import Connection
 from lightning_mtrl.llm.failures import LLMFailure
 from lightning_mtrl.llm.server import Server
 from lightning_mtrl.models.load import describe_model
+from lightning_mtrl.models.sources import expect_adapter
 from lightning_mtrl.models.tiny import tiny_model_of
 from lightning_mtrl.parsing import build_environment
 from lightning_mtrl.rollouts.environment_calls import Failure, ask
@@ -58,6 +59,8 @@ def expect_model(config: RunConfig) -> None:
 def _described(config: RunConfig, environment: Environment | type[Any]) -> tuple[ChatTokenizer, int] | None:
     """The model's tokenizer and the length of conversations; None where that takes all of it to be read."""
     model = config.model
+    if model.adapter is not None:
+        expect_adapter(model.adapter)
     found = describe_model(
         model.name,
         gguf_file=model.gguf_file,

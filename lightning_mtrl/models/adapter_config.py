@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from pathlib import Path
 
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.models.hub import OutOfReach, is_only_cached
 
 
 def with_adapter(base: PreTrainedModel | PeftModel, name: str, config: LoraConfig) -> PeftModel:
@@ -57,10 +55,8 @@ def adapter_config(adapter: str) -> LoraConfig:
         UserError: if there is none.
     """
     try:
-        if not Path(adapter).exists():
-            is_only_cached(adapter, "adapter_config.json")
         config = LoraConfig.from_pretrained(adapter)
-    except (ValueError, OSError, OutOfReach) as error:
+    except (ValueError, OSError) as error:
         raise UserError(
             f"model.adapter is {adapter!r}, but no peft adapter is there ({error}). A folder with "
             f"adapter_config.json "

@@ -73,6 +73,23 @@ def found(name: str, path: Path, gguf_file: str | None, trust_remote_code: bool)
     return Source(name, name, gguf_file, trust_remote_code, cached)
 
 
+def expect_adapter(adapter: str) -> None:
+    """Refuse an adapter that is nothing on this machine where the Hub cannot be asked for it.
+
+    Raises:
+        UserError: if it is so.
+    """
+    if Path(adapter).exists():
+        return
+    try:
+        is_only_cached(adapter, "adapter_config.json")
+    except OutOfReach as error:
+        raise UserError(
+            f"model.adapter is {adapter!r}, which is nothing on this machine, and the Hub cannot be asked for "
+            f"it ({error}). A folder with adapter_config.json and adapter_model.safetensors was expected."
+        ) from None
+
+
 @contextmanager
 def explained(source: Source, what: str) -> Iterator[None]:
     """Turn what transformers raises for a model that is not there, or broken, into a `UserError`."""

@@ -23,9 +23,13 @@ def test_an_empty_folder_can_become_a_run(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_in_it_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match=r"not empty.*fit --resume"):
+    with pytest.raises(UserError, match=r"not empty\. Pass --run_dir with a new folder\.$"):
         RunFolder.create("seed: 0\n", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    # Only a run can be gone on with.
+    RunFolder.create("seed: 0\n", tmp_path / "run")
+    with pytest.raises(UserError, match=r"not empty.*continue the run that is there with `fit --resume"):
+        RunFolder.create("seed: 0\n", tmp_path / "run")
 
 
 def test_a_file_is_no_run_dir(tmp_path: Path) -> None:
