@@ -85,8 +85,8 @@ def expect_adapter(adapter: str) -> None:
         is_only_cached(adapter, "adapter_config.json")
     except OutOfReach as error:
         raise UserError(
-            f"model.adapter is {adapter!r}, which is nothing on this machine, and the Hub cannot be asked for "
-            f"it ({error}). A folder with adapter_config.json and adapter_model.safetensors was expected."
+            f"model.adapter is {adapter!r}, but no peft adapter is there ({error}). A folder with "
+            f"adapter_config.json and adapter_model.safetensors was expected."
         ) from None
 
 

@@ -96,7 +96,7 @@ def test_an_adapter_that_is_nowhere_ends_as_soon(tmp_path: Path) -> None:
     done = _python(tmp_path, NOBODY, *options)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: model.adapter is 'nobody/adapter', which is nothing on this machine, and")
+    assert line.startswith("error: model.adapter is 'nobody/adapter', but no peft adapter is there (http")
     assert "Run folder" not in done.stdout
 
 
