@@ -241,7 +241,7 @@ def test_a_configuration_that_is_missing_or_broken(mistake: Mistake, tmp_path: P
 @pytest.mark.parametrize("name", ["./no/such", "models/none", "no-such-model.gguf", "nobody/none"])
 def test_a_model_that_is_not_there(mistake: Mistake, tmp_path: Path, name: str) -> None:
     told = mistake("fit", f"--model.name={name}")
-    assert list((tmp_path / "runs").iterdir()) == [], "a run that never began left a folder"
+    assert not (tmp_path / "runs").exists(), "a run that never began made a folder"
     assert f"model.name is {name!r}" in told
     assert "a folder with config.json" in told
 
