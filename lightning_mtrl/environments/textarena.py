@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -24,14 +25,24 @@ class TextArena:
     here every game has its own, so that games that are played side by side, or others' random numbers,
     change nothing.
 
+    Most games forgive one illegal move and end at the next one in a row, with "invalid_move" of the last
+    transition True. What that costs differs: -1 in some games, in others as much as was reached by then.
+
     Args:
         env_id: name in TextArena's registry.
         options: arguments of the game in place of the registered ones, such as `max_turns`.
         partial_credit: False gives an outcome of 1 for a reward of 1 or more and else 0, where the game
             rewards being close, too.
+        action_form: what is sent to the game, with {} for the response: "[{}]" for a game that reads moves in
+            brackets, so that the agent can say them bare. A response that has the form already is sent as it
+            is, and abstaining stays an empty move.
+        rewrite: regular expressions, each with what takes the place of its matches (as in `re.sub`), one
+            after the other in all that the game says: for what is too long for a small model.
+        illegal_outcome: outcome of a game that ended by an illegal move; null leaves the game's own.
 
     Raises:
-        UserError: if TextArena is not installed, has no such game, or the game cannot be played alone.
+        UserError: if TextArena is not installed, has no such game, the game cannot be played alone,
+            `action_form` has no place for the response, or `rewrite` cannot be done or leaves no rules.
     """
 
     def __init__(
@@ -39,8 +50,14 @@ class TextArena:
         env_id: str = "GuessTheNumber-v0",
         options: Mapping[str, Any] | None = None,
         partial_credit: bool = True,
+        action_form: str = "{}",
+        rewrite: Mapping[str, str] | None = None,
+        illegal_outcome: float | None = None,
     ) -> None:
         self.env_id, self.options, self.partial_credit = env_id, dict(options or {}), partial_credit
+        self.illegal_outcome = illegal_outcome
+        self._form = _split_form(action_form)
+        self._rewrite = [_compiled(pattern, text) for pattern, text in (rewrite or {}).items()]
         self._luck: Any = None
         self._game: Any = None
         try:
@@ -57,22 +74,43 @@ class TextArena:
         with self._own_luck():
             self._game = self._made()
             self._game.reset(num_players=1, seed=seed)
-            return Observation(self._heard())
+            text = self._rewritten(self._heard())
+        if not text:
+            raise UserError(
+                f"rewrite leaves nothing of what {self.env_id} says first, but the agent needs a message to "
+                f"respond to. Put something in the place of the rules, or take less away."
+            )
+        return Observation(text)
 
     def step(self, response: str | None) -> Transition:
         """Make a move; abstaining is an empty one, which the game may take for a mistake."""
         with self._own_luck():
-            over, _ = self._game.step(action=response or "")
+            over, _ = self._game.step(action=self._move(response))
             heard = self._heard()
             if not over:
-                return Transition(heard)
+                return Transition(self._rewritten(heard))
             rewards, facts = self._game.close()
-        reward = float(rewards[0])
-        outcome = reward if self.partial_credit else float(reward >= 1.0)
-        reason = str(facts[0].get("reason") or "")
-        said = "\n".join(text for text in (heard, reason) if text)
-        info = {"outcome": outcome, "reason": reason, "invalid_move": bool(facts[0].get("invalid_move"))}
+        reason, illegal = str(facts[0].get("reason") or ""), bool(facts[0].get("invalid_move"))
+        outcome = self._outcome(float(rewards[0]), illegal)
+        said = self._rewritten("\n".join(text for text in (heard, reason) if text))
+        info = {"outcome": outcome, "reason": reason, "invalid_move": illegal}
         return Transition(said, reward=outcome, terminated=True, info=info)
+
+    def _move(self, response: str | None) -> str:
+        before, after = self._form
+        if not response or (response.startswith(before) and response.endswith(after)):
+            return response or ""
+        return f"{before}{response}{after}"
+
+    def _outcome(self, reward: float, illegal: bool) -> float:
+        if illegal and self.illegal_outcome is not None:
+            return self.illegal_outcome
+        return reward if self.partial_credit else float(reward >= 1.0)
+
+    def _rewritten(self, text: str) -> str:
+        for pattern, replacement in self._rewrite:
+            text = pattern.sub(replacement, text)
+        return text
 
     def _made(self) -> Any:
         try:
@@ -104,3 +142,28 @@ class TextArena:
         finally:
             self._luck = random.getstate()
             random.setstate(others)
+
+
+def _split_form(action_form: str) -> tuple[str, str]:
+    """What stands before and after the response."""
+    before, place, after = action_form.partition("{}")
+    if not place or "{}" in after:
+        raise UserError(
+            f"action_form is {action_form!r}, but one {{}} was expected in it, where the response goes, as "
+            f"in '[{{}}]'."
+        )
+    return before, after
+
+
+def _compiled(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
+    """A regular expression with what takes the place of its matches, once both are known to work."""
+    try:
+        compiled = re.compile(pattern)
+        compiled.sub(replacement, "")  # which reads the replacement, whether something matches or not
+    except (re.error, IndexError) as error:
+        raise UserError(
+            f"rewrite puts {replacement!r} in the place of {pattern!r}, but a regular expression and its "
+            f"replacement were expected, as Python's re.sub takes them: {error}. Mend them; in YAML, single "
+            f"quotes around both are best."
+        ) from error
+    return compiled, replacement

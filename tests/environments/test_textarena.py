@@ -4,6 +4,7 @@ import random
 import re
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,16 +17,18 @@ pytest.importorskip("textarena", reason="the extra `games` is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def halving(game: TextArena, seed: int, high: int = 20) -> list[Transition]:
-    """Guess the middle of what is left until the game is over."""
+def halving(
+    game: TextArena, seed: int, high: int = 20, words: tuple[str, str] = ("higher", "lower")
+) -> list[Transition]:
+    """Guess the middle of what is left until the game is over; `words` are what the game says."""
     game.reset(seed)
     low, answers = 1, []
     while not answers or not answers[-1].terminated:
         guess = (low + high) // 2
         answers.append(game.step(f"I take [{guess}]."))
-        if "higher" in answers[-1].observation:
+        if words[0] in answers[-1].observation:
             low = guess + 1
-        elif "lower" in answers[-1].observation:
+        elif words[1] in answers[-1].observation:
             high = guess - 1
     return answers
 
@@ -119,6 +122,83 @@ def test_being_close_counts_only_if_it_is_wanted(partial: bool, least: float, mo
         answer = game.step(f"[{guesses[1]}]")
     assert answer.terminated
     assert least <= answer.info["outcome"] <= most
+
+
+def test_a_bare_response_is_put_into_the_form_that_the_game_reads() -> None:
+    bare, formed = TextArena("Blackjack-v0", action_form="[{}]"), TextArena("Blackjack-v0")
+    assert bare.reset(seed=7) == formed.reset(seed=7)
+    for said in ("Hit", "[Hit]", "stand", "[Stand]"):
+        assert bare.step(said) == formed.step(said if said.startswith("[") else f"[{said}]")
+    # Nothing is put around nothing: abstaining is an illegal move, also where "[]" would be a legal one.
+    assert "invalid move" in bare.step(None).observation
+
+
+def test_a_form_may_have_words_around_the_response() -> None:
+    game = TextArena(action_form="I guess [{}].")
+    game.reset(seed=1)
+    number = game._game.state.game_state["game_number"]
+    assert game.step(str(number)).info["outcome"] == 1.0
+
+
+def test_what_the_game_says_is_rewritten_in_order_from_the_first_to_the_last_message() -> None:
+    rewrite = {
+        r"(?s)You are Player.*between (\d+) and (\d+).*guess\.": r"From \1 to \2?",
+        r"The target number is (\w+)\.": r"<\1>",
+        "<higher>": "up",
+        "<lower>": "down",
+        r"(?s).*Congratulations.*": "yes",
+    }
+    plain, short = TextArena(), TextArena(rewrite=rewrite)
+    words = {"The target number is higher.": "up", "The target number is lower.": "down"}
+    assert short.reset(seed=3).text == "From 1 to 20?"
+    short_answers, plain_answers = halving(short, 3, words=("up", "down")), halving(plain, 3)
+    assert [answer.observation for answer in short_answers] == [
+        *(words[answer.observation] for answer in plain_answers[:-1]),
+        "yes",
+    ]
+    assert short_answers[-1].info == plain_answers[-1].info  # what evaluators see is the game's own
+
+
+@pytest.mark.parametrize(
+    ("illegal_outcome", "first_game", "second_game"), [(None, -1.0, 0.0), (-0.5, -0.5, -0.5)]
+)
+def test_losing_by_an_illegal_move_can_be_given_one_outcome_in_every_game(
+    illegal_outcome: float | None, first_game: float, second_game: float
+) -> None:
+    for env_id, outcome in (("Secretary-v0", first_game), ("GuessTheNumber-v0", second_game)):
+        game = TextArena(env_id, illegal_outcome=illegal_outcome)
+        game.reset(seed=1)
+        answers = [game.step("what?"), game.step("what?")]
+        assert [answer.terminated for answer in answers] == [False, True]
+        assert (answers[-1].reward, answers[-1].info["outcome"]) == (outcome, outcome)
+        assert answers[-1].info["invalid_move"] is True
+
+
+def test_an_illegal_outcome_is_not_that_of_a_game_lost_by_the_rules() -> None:
+    game = TextArena("Secretary-v0", illegal_outcome=-0.5)
+    outcomes = set()
+    for seed in range(20):
+        game.reset(seed)
+        answer = game.step("[accept]")
+        assert (answer.terminated, answer.info["invalid_move"]) == (True, False)
+        outcomes.add(answer.info["outcome"])
+    assert outcomes == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"action_form": "[]"}, "action_form"),
+        ({"action_form": "[{}{}]"}, "action_form"),
+        ({"rewrite": {"(": ""}}, "rewrite"),
+        ({"rewrite": {"target": r"\1"}}, "rewrite"),
+        ({"rewrite": {"target": r"\g<no>"}}, "rewrite"),
+        ({"rewrite": {"(?s).*": ""}}, "rewrite leaves nothing"),
+    ],
+)
+def test_options_that_cannot_work_are_told_when_the_game_is_made(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        TextArena(**settings)
 
 
 def test_a_game_that_raises_costs_its_own_conversation_only() -> None:
