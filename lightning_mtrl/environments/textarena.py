@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,8 @@ class TextArena:
 
     Raises:
         UserError: if TextArena is not installed, has no such game, the game cannot be played alone,
-            `action_form` has no place for the response, or `rewrite` cannot be done or leaves no rules.
+            `action_form` has no place for the response, `rewrite` cannot be done or leaves no rules, or
+            `illegal_outcome` is not finite.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class TextArena:
         illegal_outcome: float | None = None,
     ) -> None:
         self.env_id, self.options, self.partial_credit = env_id, dict(options or {}), partial_credit
+        if illegal_outcome is not None and not math.isfinite(illegal_outcome):
+            raise UserError(f"illegal_outcome is {illegal_outcome}, but a number or null was expected.")
         self.illegal_outcome = illegal_outcome
         self._form = _split_form(action_form)
         self._rewrite = [_compiled(pattern, text) for pattern, text in (rewrite or {}).items()]

@@ -194,6 +194,7 @@ def test_an_illegal_outcome_is_not_that_of_a_game_lost_by_the_rules() -> None:
         ({"rewrite": {"target": r"\1"}}, "rewrite"),
         ({"rewrite": {"target": r"\g<no>"}}, "rewrite"),
         ({"rewrite": {"(?s).*": ""}}, "rewrite leaves nothing"),
+        ({"illegal_outcome": float("nan")}, "illegal_outcome"),
     ],
 )
 def test_options_that_cannot_work_are_told_when_the_game_is_made(settings: dict[str, Any], told: str) -> None:
