@@ -36,7 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--conversations", type=int, default=8, help="in a step; a multiple of 4")
     parser.add_argument("--tokens", type=int, default=300, help="of a conversation")
     parser.add_argument("--scored", type=int, default=240, help="of these, sampled by the policy")
-    parser.add_argument("--micro-batch", type=int, default=1, help="conversations in a forward pass of ours")
+    parser.add_argument("--micro-batch", type=int, default=2, help="conversations in a forward pass of ours")
     parser.add_argument("--peer-micro-batch", type=int, default=4, help="the same of TRL's")
     parser.add_argument("--value-role", choices=["value", "policy"], default="value", help="of our PPO")
     parser.add_argument("--peer-python", default=sys.executable)

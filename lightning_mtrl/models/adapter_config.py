@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.models.lean_layers import use_lean_layers
 
 
 def with_adapter(base: PreTrainedModel | PeftModel, name: str, config: LoraConfig) -> PeftModel:
@@ -26,6 +27,7 @@ def with_adapter(base: PreTrainedModel | PeftModel, name: str, config: LoraConfi
             base = get_peft_model(base, config, adapter_name=name)
     except ValueError as error:
         raise no_such_layers(base, config, error) from error
+    use_lean_layers(base)
     kept = base.peft_config[name]
     assert isinstance(kept, LoraConfig)
     if isinstance(kept.target_modules, Iterable) and not isinstance(kept.target_modules, str):

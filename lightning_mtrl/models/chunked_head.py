@@ -17,6 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lightning_mtrl.models.onednn import linear, onednn_is_faster
+
 # Logits in a chunk, by measurement on 2 cores with a vocabulary of 49152: half as many are slower, twice as
 # many no faster. A trained head also adds up a gradient of its own size once a chunk: its chunks are larger.
 FROZEN_ELEMENTS = 12 * 1024 * 1024
@@ -107,10 +109,14 @@ class _Chunk:
     def read(self, hidden: Float[Tensor, "C H"]) -> Float[Tensor, "C V"]:
         """Log-probabilities of the whole vocabulary; they stand until the next call."""
         size = hidden.size(0)
-        torch.mm(hidden.to(self.weight.dtype), self.weight.t(), out=self.product[:size])
         logits = self.logits[:size]
-        if self.product is not self.logits:
-            logits.copy_(self.product[:size])
+        if onednn_is_faster(self.weight):
+            # It has no place for its result; a copy costs less than the slower product.
+            logits.copy_(linear(hidden.to(self.weight.dtype), self.weight))
+        else:
+            torch.mm(hidden.to(self.weight.dtype), self.weight.t(), out=self.product[:size])
+            if self.product is not self.logits:
+                logits.copy_(self.product[:size])
         if self.bias is not None:
             logits.add_(self.bias)
         if self.squash.scale != 1.0:
@@ -176,9 +182,9 @@ class _FrozenHead(torch.autograd.Function):
                     entropies[part] = _entropies(logprobs, minus)
                 if entropy_slopes is not None:
                     change = logprobs.add_(entropies[part, None]).mul_(minus)
-                    entropy_slopes[part] = (chunk.before_squash(change) @ chunk.weight).neg_()
+                    entropy_slopes[part] = linear(chunk.before_squash(change), chunk.weight.t()).neg_()
                 minus.scatter_add_(1, there, minus.new_full(there.shape, -1.0))
-                slopes[part] = (chunk.before_squash(minus) @ chunk.weight).neg_()
+                slopes[part] = linear(chunk.before_squash(minus), chunk.weight.t()).neg_()
         ctx.save_for_backward(slopes, entropy_slopes)
         if not entropy.trained:
             ctx.mark_non_differentiable(entropies)
@@ -230,7 +236,7 @@ class _TrainedHead(torch.autograd.Function):
             change.mul_(_weights_of_probabilities(ctx.entropy, logprobs, entropies[part], gradients, part))
             change.scatter_add_(1, targets[part, None], -gradients[0][part, None])
             change = chunk.before_squash(change)
-            to_hidden[part] = (change @ chunk.weight).neg_()
+            to_hidden[part] = linear(change, chunk.weight.t()).neg_()
             _subtract_product(to_weight, change, hidden[part].to(change.dtype))
             if to_bias is not None:
                 to_bias -= change.sum(0)

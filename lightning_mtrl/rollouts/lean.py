@@ -19,8 +19,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lightning_mtrl.models.onednn import WORTH_ITS_CALL
 from lightning_mtrl.rollouts.cache import PackedCache, PackedLayer
-from lightning_mtrl.rollouts.linears import WORTH_PACKING, FusedLinear, full_linear, fused
+from lightning_mtrl.rollouts.linears import FusedLinear, full_linear, fused
 
 # Their layers are the same: RMS norm, rotary positions, gated SiLU.
 LEAN_MODELS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
@@ -31,7 +32,7 @@ def laid_out_bytes(model: nn.Module) -> int:
     if type(model).__name__ not in LEAN_MODELS:
         return 0
     sizes = [layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear)]
-    return sum(4 * size for size in sizes if size >= WORTH_PACKING)
+    return sum(4 * size for size in sizes if size >= WORTH_ITS_CALL)
 
 
 class Norm:

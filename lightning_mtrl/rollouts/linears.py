@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lightning_mtrl.models.onednn import onednn_is_faster
+
 # Rows that a packed layout is made for. It serves any number; those of a step are what counts.
 PACKED_ROWS = 32
-# Below this many weights the call costs more than the layout saves.
-WORTH_PACKING = 2**18
 
 
 class FusedLinear:
@@ -29,7 +29,7 @@ class FusedLinear:
     def __init__(self, weights: Sequence[Float[Tensor, "_ in"]], bias: Tensor | None = None) -> None:
         weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
         self._bias = bias
-        self._is_packed = _can_be_packed(weight)
+        self._is_packed = onednn_is_faster(weight)
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS) if self._is_packed else weight
         )
@@ -90,8 +90,3 @@ def full_linear(layer: nn.Module) -> nn.Module | None:
 def _tensor(weight: object) -> Tensor:
     assert isinstance(weight, Tensor)
     return weight.detach()
-
-
-def _can_be_packed(weight: Tensor) -> bool:
-    wanted = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= WORTH_PACKING
-    return wanted and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)

@@ -31,7 +31,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from lightning_mtrl.rollouts import linears
+from lightning_mtrl.models import onednn
 from lightning_mtrl.rollouts.decoding import SampledResponse
 from lightning_mtrl.rollouts.engine import ConversationEngine, Draw, sample_groups
 from lightning_mtrl.rollouts.forwards import TransformersForward
@@ -166,7 +166,7 @@ def test_other_models_are_recomputed_and_it_is_said_once(name: str, caplog: pyte
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with linear maps in oneDNN's layout, for which these models are too small by themselves."""
     if request.param == "packed":
-        monkeypatch.setattr(linears, "WORTH_PACKING", 0)
+        monkeypatch.setattr(onednn, "WORTH_ITS_CALL", 0)
 
 
 @pytest.mark.parametrize("name", LEAN)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lightning_mtrl.rollouts import linears
+from lightning_mtrl.models.onednn import onednn_is_faster
 from lightning_mtrl.rollouts.linears import FusedLinear, full_linear, fused
 
 SIZES = {"packed": (600, 520), "ordinary": (24, 16)}
@@ -35,12 +35,12 @@ def test_a_fused_map_gives_what_its_layers_give(layers: list[nn.Linear], rows: i
     _close(made.plus(x, other), wanted + other)
 
 
-def test_only_large_maps_in_fp32_on_a_cpu_are_packed() -> None:
+def test_only_large_maps_in_fp32_on_a_cpu_are_for_onednn() -> None:
     large = torch.zeros(*SIZES["packed"])
-    assert linears._can_be_packed(large)
-    assert not linears._can_be_packed(large.bfloat16())
-    assert not linears._can_be_packed(torch.zeros(*SIZES["ordinary"]))
-    assert not linears._can_be_packed(large.to("meta"))
+    assert onednn_is_faster(large)
+    assert not onednn_is_faster(large.bfloat16())
+    assert not onednn_is_faster(torch.zeros(*SIZES["ordinary"]))
+    assert not onednn_is_faster(large.to("meta"))
 
 
 def test_a_layer_with_an_unmerged_adapter_is_no_ordinary_one() -> None:
