@@ -13,6 +13,11 @@ from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.lean_layers import use_lean_layers
 
 
+def every_linear_layer() -> LoraConfig:
+    """Adapters of rank 16 on all linear layers but the output head."""
+    return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
 def with_adapter(base: PreTrainedModel | PeftModel, name: str, config: LoraConfig) -> PeftModel:
     """Put a fresh adapter onto a model, in place.
 

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.models.adapter_config import adapter_config, with_adapter
+from lightning_mtrl.models.adapter_config import adapter_config, every_linear_layer, with_adapter
 from lightning_mtrl.models.layers import drop_attention_dropout, hidden_states, square_mask
+from lightning_mtrl.models.lean_layers import use_lean_layers
 from lightning_mtrl.models.logprobs import LogitHead
 from lightning_mtrl.models.merging import merged
 from lightning_mtrl.models.sharding import Sharding
@@ -53,14 +54,13 @@ class Backbone(nn.Module):
         if fine_tuning not in ("lora", "full"):
             raise ValueError(f"fine_tuning must be 'lora' or 'full', got {fine_tuning!r}")
         self.full = fine_tuning == "full"
-        self.lora = lora or LoraConfig(
-            r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
+        self.lora = lora or every_linear_layer()
         self.roles: list[str] = []
         self._layers: list[LoraLayer] = []
         LogitHead.check(model)
         model.requires_grad_(False)
         drop_attention_dropout(model)
+        use_lean_layers(model)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()

@@ -13,8 +13,10 @@ from jaxtyping import Float
 from peft.tuners import lora
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from lightning_mtrl.models.lora_linear import AdaptedMap, lora_gated, lora_linear
+from lightning_mtrl.models.onednn import OneDNNLinear, onednn_is_faster
 
 # Of Llama and its kin, by name because importing them all would be slow.
 GATED = ("LlamaMLP", "MistralMLP", "Qwen2MLP")
@@ -26,6 +28,8 @@ def use_lean_layers(model: nn.Module) -> None:
     for module in model.modules():
         if type(module) is lora.Linear:
             module.__class__ = LoRALinear
+        elif type(module) is nn.Linear and onednn_is_faster(module.weight):
+            module.__class__ = OneDNNLinear
         elif type(module).__name__ in GATED and _is_silu(module):
             module.__class__ = GatedMLP
         elif type(module).__name__ in NORMS:
@@ -74,7 +78,7 @@ class GatedMLP(nn.Module):
         maps = [layer.adapted(x) if isinstance(layer, LoRALinear) else None for layer in layers]
         gate, up, down = maps
         if gate is None or up is None or down is None:
-            opened: Tensor = nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)
+            opened: Tensor = cast(Any, _Gate.apply)(self.gate_proj(x), self.up_proj(x))
             return cast(Tensor, self.down_proj(opened))
         return lora_gated(x, gate, up, down)
 
@@ -97,20 +101,37 @@ class RMSNorm(nn.Module):
 
 
 def rms_norm(x: Float[Tensor, "*B H"], weight: Float[Tensor, " H"], epsilon: float) -> Float[Tensor, "*B H"]:
-    """X / sqrt(mean(x^2) + epsilon) * weight.
+    """Each vector over its root mean square: x / sqrt(mean(x^2) + epsilon) * weight.
 
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467), Eq. 4.
     """
     return cast(Tensor, cast(Any, _RMSNorm.apply)(x, weight, epsilon))
 
 
+class _Gate(torch.autograd.Function):
+    """SiLU(gate) * raised, from which nothing but the two is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, raised: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, raised)
+        return functional.silu(gate).mul_(raised)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        gate, raised = ctx.saved_tensors
+        to_gate: Tensor = torch.ops.aten.silu_backward(gradient * raised, gate)
+        return to_gate, functional.silu(gate).mul_(gradient)
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = norm.square_().div_(x.size(-1)).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (x * scale).mul_(weight)
+        normed: Tensor = x * scale
+        return normed.mul_(weight)
 
     @staticmethod
     @once_differentiable

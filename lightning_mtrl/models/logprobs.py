@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models import chunked_head
 from lightning_mtrl.models.chunked_head import Entropy, Squash, head_logprobs
+from lightning_mtrl.models.onednn import OneDNNLinear
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def _scored(head: LogitHead, hidden: Tensor, targets: Tensor, entropy: Entropy) 
     if not len(targets):
         empty = hidden.sum(-1).float()
         return empty, empty
-    if type(head.head) is nn.Linear:
+    if isinstance(head.head, nn.Linear) and type(head.head) in (nn.Linear, OneDNNLinear):
         squash = Squash(head.softcap, head.scale)
         return head_logprobs(hidden, head.head.weight, head.head.bias, targets, squash, entropy)
     return _through_module(head, hidden, targets, entropy)

@@ -19,8 +19,15 @@ from transformers import (
 )
 
 from lightning_mtrl.models import lean_layers, onednn
-from lightning_mtrl.models.lean_layers import GatedMLP, LoRALinear, RMSNorm, rms_norm, use_lean_layers
+from lightning_mtrl.models.lean_layers import (
+    GatedMLP,
+    LoRALinear,
+    RMSNorm,
+    rms_norm,
+    use_lean_layers,
+)
 from lightning_mtrl.models.lora_linear import AdaptedMap, lora_linear
+from lightning_mtrl.models.onednn import OneDNNLinear
 
 ROWS, INPUTS, OUTPUTS, RANK = 6, 10, 7, 3
 
@@ -206,3 +213,21 @@ def test_a_norm_has_the_gradients_of_finite_differences() -> None:
     x.requires_grad_()
     weight.requires_grad_()
     assert torch.autograd.gradcheck(lambda *some: rms_norm(*some, 1e-3), (x, weight))
+
+
+def test_a_trained_layer_by_onednn_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "WORTH_ITS_CALL", 0)
+    x = torch.randn(2, 5, INPUTS)
+
+    def learned(lean: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        layer, inputs = nn.Linear(INPUTS, OUTPUTS), x.clone().requires_grad_()
+        if lean:
+            use_lean_layers(layer)
+            assert isinstance(layer, OneDNNLinear)
+        found = layer(inputs)
+        (found**2).sum().backward()
+        return [found, *(cast(Tensor, part.grad) for part in (inputs, layer.weight, layer.bias))]
+
+    for found, wanted in zip(learned(True), learned(False), strict=True):
+        torch.testing.assert_close(found, wanted)
