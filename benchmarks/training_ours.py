@@ -100,7 +100,8 @@ class Trainer:
         self.backbone, self.micro_batch = backbone, a.micro_batch
         if a.algorithm == "ppo":
             backbone.add_role("initial", like="policy", trainable=False)
-        policy = Policy(backbone, learning_rate=1e-6)
+        # The same rollouts serve all steps, so the policy must stay the one that they are from.
+        policy = Policy(backbone, learning_rate=1e-9)
         self.policy = Stepper(self.context, policy, 1.0, a.micro_batch)
         # One conversation of eight is what 16 of an iteration's 128 are.
         self.check = BehaviourCheck(self.context, policy, 0.05, max(1, a.conversations // 8))

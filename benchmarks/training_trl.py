@@ -99,7 +99,7 @@ def settings(a: argparse.Namespace) -> dict[str, Any]:
     on_cpu = not torch.cuda.is_available()
     return {
         "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": a.micro_batch,
-        "gradient_accumulation_steps": a.conversations // a.micro_batch, "learning_rate": 1e-6,
+        "gradient_accumulation_steps": a.conversations // a.micro_batch, "learning_rate": 1e-9,
         "report_to": "none", "save_strategy": "no", "logging_strategy": "no", "use_cpu": on_cpu,
         "bf16": False, "disable_tqdm": True, "gradient_checkpointing": False, "seed": 0,
     }  # fmt: skip

@@ -9,6 +9,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,8 @@ def test_three_steps_from_logs_raise_the_true_value_at_every_step(tmp_path: Path
     With seed 0 the success rate of 1,000 fresh conversations was 0.320, 0.436, 0.593 and 0.783. The smallest
     rise, 0.116, is 6.4 standard errors of a difference of two means of 1,500 outcomes, and the test asks for
     1.96: chance in the measurement alone raises a false alarm less than once in 10^5 for each step. The
-    spread of learning itself is known from that run only; the logs have the same seeds on every machine.
+    spread of learning itself is known from that run only; the logs have the same seeds on every machine. Of
+    the first 500 conversations of each policy, `compare` finds every rise (the smallest with a power of 97%).
     """
     policy: list[str] = []
     measured = []
@@ -81,3 +83,19 @@ def test_three_steps_from_logs_raise_the_true_value_at_every_step(tmp_path: Path
     assert min(rises) > 0, (rises, list(map(fmean, measured)))
     for before, after in pairwise(measured):
         assert paired_interval(after, before)[0] > 0, list(map(fmean, measured))
+    for before, after in pairwise(range(4)):
+        found = _compared(tmp_path, f"measured-{before}.jsonl", f"measured-{after}.jsonl", conversations=500)
+        assert found["p_value"] < 0.05, (before, found)
+        assert found["difference"] > 0
+
+
+def _compared(folder: Path, baseline: str, candidate: str, conversations: int) -> dict[str, Any]:
+    """What `compare` finds in the first conversations of two logs."""
+    for name in (baseline, candidate):
+        lines = (folder / name).read_text().splitlines(keepends=True)[:conversations]
+        (folder / f"first-{name}").write_text("".join(lines))
+    output = folder / "compared.json"
+    logs = (f"--baseline={folder / f'first-{baseline}'}", f"--candidate={folder / f'first-{candidate}'}")
+    _done("compare", *logs, f"--output={output}")
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found
