@@ -201,7 +201,7 @@ class _FrozenHead(torch.autograd.Function):
 
 
 class _TrainedHead(torch.autograd.Function):
-    """Gradients to hidden states, weight and bias, from logits that are computed once more."""
+    """Gradients to hidden states, weight and bias, from logits that are made again if they are many."""
 
     @staticmethod
     def forward(
@@ -217,6 +217,8 @@ class _TrainedHead(torch.autograd.Function):
         chosen, entropies = _score(chunk, hidden, targets, entropy)
         ctx.save_for_backward(hidden, weight, bias, targets, entropies)
         ctx.squash, ctx.entropy, ctx.dtype = squash, entropy, chunk.weight.dtype
+        # A single chunk is there already and would be made again at once, so it is kept instead.
+        ctx.only_chunk = chunk if len(chunk.parts(hidden.size(0))) == 1 else None
         if not entropy.trained:
             ctx.mark_non_differentiable(entropies)
         return chosen, entropies
@@ -225,13 +227,15 @@ class _TrainedHead(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropies = ctx.saved_tensors
+        # Its log-probabilities are overwritten below, so a second backward pass computes them again.
+        only, ctx.only_chunk = ctx.only_chunk, None
         # Autocast is off in a backward pass, so the forward pass's precision is brought along.
-        chunk = _Chunk.of(hidden, weight.to(ctx.dtype), bias, ctx.squash, TRAINED_ELEMENTS)
+        chunk = only or _Chunk.of(hidden, weight.to(ctx.dtype), bias, ctx.squash, TRAINED_ELEMENTS)
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros_like(weight, dtype=chunk.dtype)
         to_bias = None if bias is None else torch.zeros_like(bias, dtype=chunk.dtype)
         for part in chunk.parts(hidden.size(0)):
-            logprobs = chunk.read(hidden[part])
+            logprobs = chunk.logprobs[part] if only else chunk.read(hidden[part])
             change = chunk.probabilities(logprobs)
             change.mul_(_weights_of_probabilities(ctx.entropy, logprobs, entropies[part], gradients, part))
             change.scatter_add_(1, targets[part, None], -gradients[0][part, None])

@@ -132,6 +132,18 @@ def test_chunks_equal_a_plain_softmax_with_all_gradients(
             assert torch.allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_backward_pass_gives_the_same_gradients(chunk: int, kind: str) -> None:
+    linear, hidden, targets = _problem(bias=True)
+    found, entropy = token_logprobs_and_entropies(LogitHead(_kind(kind, linear), 3.0), hidden, targets)
+    inputs = (hidden, *(p for p in linear.parameters() if p.requires_grad))
+    first, second = (
+        torch.autograd.grad((found + entropy).sum(), inputs, retain_graph=True) for _ in range(2)
+    )
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize(("softcap", "scale"), SQUASHES)
 @pytest.mark.parametrize("kind", ["frozen", "trained"])
 def test_gradients_are_those_of_finite_differences_in_double_precision(
