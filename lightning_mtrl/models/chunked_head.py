@@ -85,7 +85,7 @@ def head_logprobs(
 
 
 class _Chunk:
-    """Room for one chunk of logits, which every chunk uses again: fresh memory of this size is slow."""
+    """Room for one chunk of logits, used again by the next, since fresh memory of this size is slow."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, squash: Squash, rows: int) -> None:
         self.weight, self.bias, self.squash, self.rows = weight, bias, squash, rows
@@ -95,7 +95,7 @@ class _Chunk:
             return torch.empty(rows, weight.size(0), dtype=dtype, device=weight.device)
 
         self.logits, self.logprobs = room(self.dtype), room(self.dtype)
-        self.product = self.logits if weight.dtype == self.dtype else room(weight.dtype)
+        self.product = None if weight.dtype == self.dtype else room(weight.dtype)
         self.slope = room(self.dtype) if squash.softcap else None
 
     @classmethod
@@ -108,15 +108,7 @@ class _Chunk:
 
     def read(self, hidden: Float[Tensor, "C H"]) -> Float[Tensor, "C V"]:
         """Log-probabilities of the whole vocabulary; they stand until the next call."""
-        size = hidden.size(0)
-        logits = self.logits[:size]
-        if onednn_is_faster(self.weight):
-            # It has no place for its result; a copy costs less than the slower product.
-            logits.copy_(linear(hidden.to(self.weight.dtype), self.weight))
-        else:
-            torch.mm(hidden.to(self.weight.dtype), self.weight.t(), out=self.product[:size])
-            if self.product is not self.logits:
-                logits.copy_(self.product[:size])
+        size, logits = hidden.size(0), self._product(hidden.to(self.weight.dtype))
         if self.bias is not None:
             logits.add_(self.bias)
         if self.squash.scale != 1.0:
@@ -126,6 +118,17 @@ class _Chunk:
             torch.mul(logits, logits, out=self.slope[:size]).neg_().add_(1.0)
             logits.mul_(self.squash.softcap)
         return torch.log_softmax(logits, -1, out=self.logprobs[:size])
+
+    def _product(self, hidden: Float[Tensor, "C H"]) -> Float[Tensor, "C V"]:
+        if onednn_is_faster(self.weight):
+            # It takes no place for its result, so the last one is given back before this one is made.
+            del self.logits
+            self.logits = linear(hidden, self.weight)
+            return self.logits
+        logits = self.logits[: hidden.size(0)]
+        product = logits if self.product is None else self.product[: hidden.size(0)]
+        torch.mm(hidden, self.weight.t(), out=product)
+        return logits if self.product is None else logits.copy_(product)
 
     def probabilities(self, logprobs: Float[Tensor, "C V"]) -> Float[Tensor, "C V"]:
         """Of what `read` gave, in the place of the logits."""
