@@ -185,9 +185,10 @@ class _FrozenHead(torch.autograd.Function):
                     entropies[part] = _entropies(logprobs, minus)
                 if entropy_slopes is not None:
                     change = logprobs.add_(entropies[part, None]).mul_(minus)
-                    entropy_slopes[part] = linear(chunk.before_squash(change), chunk.weight.t()).neg_()
+                    entropy_slopes[part] = (chunk.before_squash(change) @ chunk.weight).neg_()
                 minus.scatter_add_(1, there, minus.new_full(there.shape, -1.0))
-                slopes[part] = linear(chunk.before_squash(minus), chunk.weight.t()).neg_()
+                slopes[part] = (chunk.before_squash(minus) @ chunk.weight).neg_()
+                del minus  # so that the chunk's logits can be given back
         ctx.save_for_backward(slopes, entropy_slopes)
         if not entropy.trained:
             ctx.mark_non_differentiable(entropies)
@@ -243,10 +244,11 @@ class _TrainedHead(torch.autograd.Function):
             change.mul_(_weights_of_probabilities(ctx.entropy, logprobs, entropies[part], gradients, part))
             change.scatter_add_(1, targets[part, None], -gradients[0][part, None])
             change = chunk.before_squash(change)
-            to_hidden[part] = linear(change, chunk.weight.t()).neg_()
+            to_hidden[part] = (change @ chunk.weight).neg_()
             _subtract_product(to_weight, change, hidden[part].to(change.dtype))
             if to_bias is not None:
                 to_bias -= change.sum(0)
+            del change  # so that the chunk's logits can be given back
         found_bias = None if bias is None or to_bias is None else to_bias.to(bias.dtype)
         return to_hidden, to_weight.to(weight.dtype), found_bias, None, None, None
 
