@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from lightning_mtrl.algorithms.base import Algorithm, Context
 from lightning_mtrl.class_lookup import class_named
 from lightning_mtrl.config import ModelConfig, RunConfig
-from lightning_mtrl.environments.protocol import Environment
+from lightning_mtrl.environments.protocol import Environment, held_out
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.launching import join
 from lightning_mtrl.models.adapters import Backbone
@@ -115,7 +115,7 @@ def collectors(
 
     Args:
         config: of the run.
-        environment: of both.
+        environment: of both; a policy is measured on the situations that it holds out, if it does.
         chat: the model's.
         context_length: longest conversation in tokens.
         where: further arguments of both: `show_progress`, `processes`, `server`.
@@ -141,7 +141,7 @@ def collectors(
         **shared,
     )
     measured = replace(sampling, temperature=config.validation.temperature)
-    return collector, Collector(environment, chat, sampling=measured, task="validate", **shared)
+    return collector, Collector(held_out(environment), chat, sampling=measured, task="validate", **shared)
 
 
 def _sampling(config: RunConfig) -> SamplingConfig:

@@ -49,7 +49,8 @@ class Environment(Protocol):
     """One conversation at a time; the collector works on a deep copy for each conversation.
 
     An environment backed by a language model may make `step` a coroutine (`async def step`).
-    An environment that knows its optimum also has `optimum(gamma) -> Optimum`.
+    An environment that knows its optimum also has `optimum(gamma) -> Optimum`; one that keeps situations
+    apart to validate on has `held_out() -> Environment`, which is the same with those.
     """
 
     def reset(self, seed: int) -> Observation:
@@ -59,6 +60,12 @@ class Environment(Protocol):
     def step(self, response: str | None) -> Transition:
         """Answer the agent's response; None means that the agent abstained."""
         ...
+
+
+def held_out(environment: Environment) -> Environment:
+    """The environment to validate on: with situations that it keeps apart, if it does that."""
+    kept: Environment = environment.held_out() if hasattr(environment, "held_out") else environment
+    return kept
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from lightning_mtrl.environments.protocol import Environment, Observation, Transition
+from lightning_mtrl.environments.protocol import Environment, Observation, Transition, held_out
 from lightning_mtrl.errors import UserError
 
 
@@ -52,6 +52,10 @@ class Scored:
         self.environment, self.score = environment, score
         if hasattr(environment, "tiny_model"):
             self.tiny_model = environment.tiny_model
+
+    def held_out(self) -> Scored:
+        """The same with the situations that the environment keeps to validate on."""
+        return Scored(held_out(self.environment), self.score)
 
     def reset(self, seed: int) -> Any:
         """Start a conversation of the environment."""
