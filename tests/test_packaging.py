@@ -43,13 +43,16 @@ def pins() -> dict[str, str]:
 
 def test_the_package_imports_only_what_it_declares() -> None:
     standard = {plain(name) for name in sys.stdlib_module_names}
-    known = standard | declared("games", "gguf", "llm", "math", "vllm") | {"lightning-mtrl"}
+    known = standard | declared("games", "gguf", "llm", "math", "verifiers", "vllm") | {"lightning-mtrl"}
     if "pyyaml" in known:
         known.add("yaml")
     assert not imported_by(ROOT / "lightning_mtrl") - known
 
 
-@pytest.mark.parametrize("extra", ["benchmarks", "dev", "games", "gguf", "llm", "math", "notebooks", "vllm"])
+EXTRAS = ("benchmarks", "dev", "games", "gguf", "llm", "math", "notebooks", "verifiers", "vllm")
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_what_is_declared_is_pinned(extra: str) -> None:
     assert len(pins()) > 50
     assert not declared(extra) - pins().keys()

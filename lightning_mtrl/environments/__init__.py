@@ -12,6 +12,7 @@ from lightning_mtrl.environments.scored import MetricScore, Scored
 from lightning_mtrl.environments.suggested_response import SuggestedResponse
 from lightning_mtrl.environments.tabular_dialogue import TabularDialogue
 from lightning_mtrl.environments.textarena import TextArena
+from lightning_mtrl.environments.verifiers import Verifiers
 
 __all__ = [
     "AccuracyJudge",
@@ -35,4 +36,5 @@ __all__ = [
     "TaskScenarios",
     "TextArena",
     "Transition",
+    "Verifiers",
 ]
