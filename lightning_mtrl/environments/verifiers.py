@@ -14,6 +14,7 @@ from lightning_mtrl.environments.protocol import Observation, Transition
 from lightning_mtrl.environments.verifiers_loading import absent_model, library, loaded, reward_of
 from lightning_mtrl.errors import UserError
 
+_ROUNDING = 1e-9  # a sum of weighted scores may leave its range by so much, as a share of it
 _FACTS = ("example_id", "answer", "info")  # of a row; evaluators may see them
 
 
@@ -156,12 +157,13 @@ class Verifiers:
         if self.reward_range is None:
             return reward
         low, high = self.reward_range
-        if not low <= reward <= high:
+        outcome = (reward - low) / (high - low)
+        if not -_ROUNDING <= outcome <= 1 + _ROUNDING:
             raise UserError(
                 f"reward_range is {self.reward_range}, but the rubric of {self.env_id!r} gave {reward:g}. "
                 f"Name the lowest and the highest reward that it can give, or null to take them as they are."
             )
-        return (reward - low) / (high - low)
+        return min(max(outcome, 0.0), 1.0)
 
     def _sides(self, share: float) -> tuple[_Rows, _Rows]:
         """The rows to learn from and those to validate on."""

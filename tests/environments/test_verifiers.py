@@ -28,6 +28,14 @@ ROOT = Path(__file__).resolve().parents[2]
 GAME = "guessing_games:load_environment"
 
 
+def real() -> Any:
+    """The library itself, in a release that can be played."""
+    found = pytest.importorskip("verifiers", reason="the extra `verifiers` is not installed")
+    if not hasattr(found, "MultiTurnEnv"):
+        pytest.skip("this release of verifiers has no MultiTurnEnv")
+    return found
+
+
 @pytest.fixture(params=["stand-in", "verifiers"])
 def vf(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """What `import verifiers` gives: a stand-in, and the library itself where it is installed."""
@@ -36,9 +44,7 @@ def vf(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Itera
     if request.param == "stand-in":
         for name, module in fake_verifiers.modules().items():
             monkeypatch.setitem(sys.modules, name, module)
-    elif not hasattr(pytest.importorskip("verifiers"), "MultiTurnEnv"):
-        pytest.skip("this release of verifiers has no MultiTurnEnv")
-    yield sys.modules["verifiers"] if request.param == "stand-in" else pytest.importorskip("verifiers")
+    yield sys.modules["verifiers"] if request.param == "stand-in" else real()
     # The library's environments take these for themselves, and a run has handlers of its own.
     assert {number: signal.getsignal(number) for number in before} == before
 
@@ -159,6 +165,8 @@ def test_rewards_of_a_range_become_outcomes_from_0_to_1(vf: Any) -> None:
     options = {"numbers": [7, 7]}
     game, _ = begun(Verifiers(GAME, options, reward_range=(0.5, 1.5)))
     assert said(game, "9", "7")[-1].info["outcome"] == pytest.approx(0.75)  # 1.25 lies at three quarters
+    rounded, _ = begun(Verifiers(GAME, {**options, "weights": [0.1, 0.2]}, reward_range=(0.0, 0.3)))
+    assert said(rounded, "7")[0].info["outcome"] == 1.0  # 0.1 + 0.2 > 0.3
     beyond, _ = begun(Verifiers(GAME, options, reward_range=(0.0, 1.0)))
     (answer,) = said(beyond, "7")
     assert isinstance(answer.error, UserError)
@@ -215,7 +223,7 @@ def test_another_release_is_refused_in_one_line_and_a_missing_one_too(monkeypatc
 
 
 def test_it_is_played_as_the_library_plays_it_itself() -> None:
-    vf = pytest.importorskip("verifiers")
+    vf = real()
     scripts = (["9", "3", "7"], ["", "I give up"], ["1"] * 5, ["7"])
 
     class Script(vf.Client):  # type: ignore[misc, name-defined]
