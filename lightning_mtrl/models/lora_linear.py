@@ -128,8 +128,9 @@ def _keep(ctx: Any, maps: list[AdaptedMap], *tensors: Tensor) -> None:
 
 
 def _kept(ctx: Any) -> tuple[list[AdaptedMap], tuple[Tensor, ...]]:
-    number = 3 * len(ctx.scalings)
-    tensors, weights = ctx.saved_tensors[:-number], ctx.saved_tensors[-number:]
+    # Read once: under gradient checkpointing each reading is a computation, and a second one is refused.
+    saved, number = ctx.saved_tensors, 3 * len(ctx.scalings)
+    tensors, weights = saved[:-number], saved[-number:]
     maps = [
         AdaptedMap(weights[3 * place], None, weights[3 * place + 1], weights[3 * place + 2], scaling)
         for place, scaling in enumerate(ctx.scalings)

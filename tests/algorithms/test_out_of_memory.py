@@ -50,7 +50,7 @@ class Taken:
 
     def is_like(self, other: Taken) -> bool:
         assert all(math.isfinite(loss) for loss in self.losses)
-        assert dict(self.logged) == pytest.approx(dict(other.logged), abs=1e-5)
+        assert dict(self.logged) == pytest.approx(dict(other.logged), rel=1e-5, abs=1e-5)
         assert len(self.logged) == len(other.logged) > 5
         assert self.losses == pytest.approx(other.losses, abs=1e-6)
         moved = [not torch.equal(a, b) for a, b in zip(self.weights, self.before, strict=True)]

@@ -162,17 +162,22 @@ def _learned(model: nn.Module) -> dict[str, Tensor]:
     return {"logits": logits, **{n: p.grad for n, p in model.named_parameters() if p.grad is not None}}
 
 
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("adapted", [False, True], ids=["full", "adapted"])
 @pytest.mark.parametrize("smallest", [0, 2**18], ids=["onednn", "blas"])
 @pytest.mark.parametrize("name", KIN)
 def test_models_compute_and_learn_what_they_do_in_transformers(
-    name: str, smallest: int, adapted: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, smallest: int, adapted: bool, checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = _adapted_kin if adapted else _kin
     wanted = _learned(make(name))
     monkeypatch.setattr(onednn, "WORTH_ITS_CALL", smallest)
     model = make(name)
     use_lean_layers(model)
+    if checkpointing:
+        cast(Any, model).gradient_checkpointing_enable({"use_reentrant": False})
+        cast(Any, model).enable_input_require_grads()
+        model.train()
     assert sum(isinstance(module, RMSNorm) for module in model.modules()) == 5
     assert sum(isinstance(module, GatedMLP) for module in model.modules()) == 2
     found = _learned(model)
