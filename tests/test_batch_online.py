@@ -24,7 +24,7 @@ from lightning_mtrl.evaluation.logged import LogFit
 from lightning_mtrl.rollouts.logs import read_conversations, write_conversations
 
 # A minute of computing, but a busy machine can make several of it.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
     "--data.conversations=640",

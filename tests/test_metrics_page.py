@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 # A minute of computing, but a busy machine can make several of it.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
 # Large enough for a critic that beats a constant by far, since no step is tried without one.

@@ -8,7 +8,7 @@ from nbclient import NotebookClient
 
 # A minute of computing, but a busy machine can make several of it.
 SECONDS = 600
-pytestmark = pytest.mark.timeout(SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").rglob("*.ipynb"))
 
 

@@ -52,7 +52,7 @@ class Taken:
         assert all(math.isfinite(loss) for loss in self.losses)
         assert dict(self.logged) == pytest.approx(dict(other.logged), rel=1e-5, abs=1e-5)
         assert len(self.logged) == len(other.logged) > 5
-        assert self.losses == pytest.approx(other.losses, abs=1e-6)
+        assert self.losses == pytest.approx(other.losses, rel=1e-5)
         moved = [not torch.equal(a, b) for a, b in zip(self.weights, self.before, strict=True)]
         assert all(moved)
         return all(torch.allclose(a, b, atol=1e-7) for a, b in zip(self.weights, other.weights, strict=True))
