@@ -14,7 +14,7 @@ import pytest
 from lightning_mtrl.planning.plan import PHASES
 
 # Of the measured peak. What one phase has freed is not all given back to the system before the next.
-TOLERANCE = {"none": 0.25, "nf4": 0.3}
+TOLERANCE = {"none": 0.25, "nf4": 0.35}
 TINY = """
 model: {name: tiny, context_length: 256}
 fabric: {accelerator: cpu, threads: 1}
