@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lightning_mtrl.models.onednn import linear
+from lightning_mtrl.models.onednn import by_rows, linear
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -59,7 +59,7 @@ class AdaptedMap(NamedTuple):
 
 def lora_linear(x: Float[Tensor, "... I"], adapted: AdaptedMap) -> Float[Tensor, "... O"]:
     """An adapted map, with gradients to x and the adapter."""
-    return _shaped(cast(Any, _LoRALinear.apply), x, *adapted)
+    return by_rows(cast(Any, _LoRALinear.apply), x, *adapted)
 
 
 def lora_gated(
@@ -71,12 +71,7 @@ def lora_gated(
 
     Source: Shazeer 2020 (arXiv:2002.05202), Eq. 6 (SwiGLU).
     """
-    return _shaped(cast(Any, _LoRAGated.apply), x, *gate, *up, *down)
-
-
-def _shaped(apply: Any, x: Tensor, *rest: Any) -> Tensor:
-    found: Tensor = apply(x.reshape(-1, x.size(-1)), *rest)
-    return found.view(*x.shape[:-1], -1)
+    return by_rows(cast(Any, _LoRAGated.apply), x, *gate, *up, *down)
 
 
 class _LoRALinear(torch.autograd.Function):

@@ -36,6 +36,12 @@ def linear(
     return found
 
 
+def by_rows(apply: Any, x: Float[Tensor, "... in"], *rest: Any) -> Float[Tensor, "... out"]:
+    """Apply a function of rows, [M, in] to [M, out], to a tensor of any shape."""
+    found: Tensor = apply(x.reshape(-1, x.size(-1)), *rest)
+    return found.view(*x.shape[:-1], -1)
+
+
 class OneDNNLinear(nn.Linear):
     """A linear layer whose products are oneDNN's, also those of its backward pass."""
 
@@ -44,8 +50,7 @@ class OneDNNLinear(nn.Linear):
         alike = x.dtype == self.weight.dtype and x.device == self.weight.device
         if not alike or not onednn_is_faster(self.weight) or torch.is_autocast_enabled(x.device.type):
             return super().forward(x)
-        found: Tensor = cast(Any, _Linear.apply)(x.reshape(-1, x.size(-1)), self.weight, self.bias)
-        return found.view(*x.shape[:-1], -1)
+        return by_rows(cast(Any, _Linear.apply), x, self.weight, self.bias)
 
 
 class _Linear(torch.autograd.Function):
