@@ -3,7 +3,8 @@
 TRL's RLOO trainer takes a prompt and a completion. The completion is here the rest of a conversation of
 several turns: `generate` is called once a turn with whole conversations, as TRL's loops over tools do, and
 the user's replies are put in between. The trainer then computes old and reference log-probabilities and
-takes one step. It masks what follows the first end-of-turn token, which does not change the time it takes.
+takes one step. It would drop what follows the first end-of-turn token, so those before the last response's
+are written as an ordinary token, which takes as long to train on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from talk import OPENERS, SYSTEM, Talk
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 BETA = 1e-3
 ENDLESS = 1_000_000
+ORDINARY = 1_000  # id of a token that is no end of turn
 
 
 def arguments() -> argparse.Namespace:
@@ -70,9 +72,11 @@ class Turns(TrainerCallback):
 class Conversations:
     """Stands in for a model's `generate`: whole conversations instead of single responses."""
 
-    def __init__(self, a: argparse.Namespace, model: Any, chat: ChatTokenizer, turns: Turns) -> None:
+    generate: Any  # the model's own, once there is a trainer that has wrapped it
+    lengths: list[int]  # of the completions that were given last
+
+    def __init__(self, a: argparse.Namespace, chat: ChatTokenizer, turns: Turns) -> None:
         self.a, self.chat, self.turns = a, chat, turns
-        self.generate = model.generate
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **given: Any) -> torch.Tensor:
         start, width = time.perf_counter(), input_ids.size(1)
@@ -93,9 +97,19 @@ class Conversations:
         found = input_ids.new_full((len(held), width + longest), self.chat.pad_id)
         found[:, :width] = input_ids
         for row, (ids, end) in enumerate(zip(held, ends, strict=True)):
-            found[row, width : width + len(ids) - end] = torch.tensor(ids[end:])
+            said = [ORDINARY if token in self.chat.end_ids else token for token in ids[end:-1]]
+            found[row, width : width + len(ids) - end] = torch.tensor([*said, ids[-1]])
+        self.lengths = sorted(len(ids) - end for ids, end in zip(held, ends, strict=True))
         self.turns.rollout += time.perf_counter() - start
         return found
+
+    def outcomes(self, completion_ids: list[list[int]], **_: Any) -> list[float]:
+        """Of every second conversation 1, once it is sure that the trainer has the whole ones."""
+        lengths = sorted(map(len, completion_ids))
+        # Padding may begin with one end-of-turn token, which the trainer takes for the completion's.
+        if any(have - given not in (0, 1) for have, given in zip(lengths, self.lengths, strict=True)):
+            raise RuntimeError(f"the trainer has completions of {lengths} tokens, not of {self.lengths}")
+        return [float(row % 2 == 0) for row in range(len(completion_ids))]
 
     @property
     def device(self) -> torch.device:
@@ -109,6 +123,7 @@ def main() -> None:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     turns = Turns()
+    conversations = Conversations(a, ChatTokenizer(tokenizer), turns)
     prompts = [
         {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]}
         for text in OPENERS
@@ -123,10 +138,9 @@ def main() -> None:
     trainer = trl.RLOOTrainer(
         model=model, args=config, processing_class=tokenizer, train_dataset=Dataset.from_list(prompts * 8),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=MODULES, task_type="CAUSAL_LM"),
-        reward_funcs=lambda completions, **_: [float(row % 2 == 0) for row in range(len(completions))],
-        callbacks=[turns],
+        reward_funcs=conversations.outcomes, callbacks=[turns],
     )  # fmt: skip
-    trainer.model.generate = Conversations(a, trainer.model, ChatTokenizer(tokenizer), turns)
+    conversations.generate, trainer.model.generate = trainer.model.generate, conversations
     measuring.report(engine=f"TRL {trl.__version__}", threads=torch.get_num_threads())
     trainer.train()
 
