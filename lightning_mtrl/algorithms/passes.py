@@ -61,7 +61,8 @@ def token_values(
 ) -> Float[Tensor, "B T"]:
     """One number for each token of all rollouts, on the CPU.
 
-    The role's adapter is merged meanwhile, and conversations of similar length go through the model together.
+    The role's adapter is merged meanwhile, if that computes the same, and conversations of similar length go
+    through the model together.
     The cut depends on the lengths alone, so two roles of equal weights get equal numbers.
 
     Args:
@@ -70,7 +71,8 @@ def token_values(
         batch: on the CPU.
         context: device, precision and backbone.
     """
-    with context.backbone.sampling(role), context.fabric.autocast():
+    # Autocast comes first, since an adapter is not merged under it.
+    with context.fabric.autocast(), context.backbone.sampling(role):
         return by_token(
             lambda part: score(part.to(context.fabric.device)),
             batch,

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from lightning_mtrl.recorder import Run
     from lightning_mtrl.runs.folder import RunFolder
 
+LOST = 0.05  # error of merged weights over the adapter's change of them, above which it is said
+
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command; `arguments` are those after its name."""
@@ -40,12 +42,20 @@ def main(arguments: Sequence[str]) -> None:
     from lightning_mtrl.recorder import load_learner
 
     run = load_learner(folder, options.iteration)
-    save = save_merged if options.merge else save_role
+    lost = 0.0
     with replacing_folder(output) as unfinished:
-        save(run.parts.backbone, "policy", unfinished)
+        if options.merge:
+            lost = save_merged(run.parts.backbone, "policy", unfinished)
+        else:
+            save_role(run.parts.backbone, "policy", unfinished)
         run.parts.context.chat.tokenizer.save_pretrained(unfinished)
         _explain(run, unfinished, output, folder)
     print(f"Policy of iteration {run.iteration} in {output}")
+    if lost > LOST:
+        print(
+            f"Rounding to {run.config.model.dtype} put an error of {lost:.0%} of the adapter's size into the "
+            f"merged weights, so the model differs from the policy that was trained. Export without --merge."
+        )
 
 
 def _explain(run: Run[Learner], unfinished: Path, output: Path, folder: RunFolder) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 
 @contextmanager
 def merged(layers: Sequence[LoraLayer], role: str) -> Iterator[None]:
-    """Every layer computes base plus adapter with one matrix.
+    """Every layer computes base plus adapter with one matrix, where that computes the same.
+
+    In half precision it would not: an adapter's numbers are smaller than the steps between two weights of the
+    base, so most of the sum would be rounded away. There, and under autocast, the adapter stays apart.
 
     The base's own tensors are put back afterwards, not computed back, so that no trace is left in them. A
     4-bit base on the CPU is written out in full meanwhile, because unpacking it again for every token would
@@ -23,29 +27,37 @@ def merged(layers: Sequence[LoraLayer], role: str) -> Iterator[None]:
         layers: the adapted layers.
         role: the adapter.
     """
-    undo: list[tuple[LoraLayer, Any]] = []
-    for layer in (each for each in layers if role in each.lora_A):
-        base = layer.get_base_layer()
-        delta = cast(Any, layer).get_delta_weight
-        if type(base.weight) is nn.Parameter and base.weight.is_floating_point():
-            undo.append((layer, base.weight.data))
-            base.weight.data = base.weight.data + delta(role).to(base.weight.dtype)
-        elif is_packed(base) and base.weight.device.type == "cpu":
-            undo.append((layer, base))
-            full = in_full(base)
-            cast(Any, layer).base_layer = _linear(full + delta(role).to(full.dtype), cast(Any, base).bias)
-        else:
-            continue
-        layer._disable_adapters = True
-    try:
+    with ExitStack() as undo:
+        for layer in layers:
+            if role in layer.lora_A:
+                _merge(cast(Any, layer), role, undo)
         yield
-    finally:
-        for layer, kept in undo:
-            if isinstance(kept, nn.Module):
-                cast(Any, layer).base_layer = kept
-            else:
-                layer.get_base_layer().weight.data = kept
-            layer._disable_adapters = False
+
+
+def merges_exactly(weight: Tensor) -> bool:
+    """Whether a small change of such weights survives being added to them, and the product after that."""
+    full = weight.dtype in (torch.float32, torch.float64)
+    return full and not torch.is_autocast_enabled(weight.device.type)
+
+
+def _merge(layer: Any, role: str, undo: ExitStack) -> None:
+    base: nn.Module = layer.get_base_layer()
+    plain = type(base.weight) is nn.Parameter and base.weight.is_floating_point()
+    if is_packed(base) and cast(Tensor, base.weight).device.type == "cpu":
+        undo.callback(setattr, layer, "base_layer", base)
+        layer.base_layer = base = _linear(in_full(base), cast(Any, base).bias)
+    elif not plain:
+        return
+    weight = cast(Tensor, base.weight)
+    if not merges_exactly(weight):
+        return
+    undo.callback(setattr, layer, "base_layer", layer.base_layer)
+    # A copy of the layer and not of its tensor: an output head may share its weights with the embedding.
+    summed = copy.copy(base)
+    summed._parameters = dict(base._parameters)
+    summed.weight = nn.Parameter(weight.data + layer.get_delta_weight(role), requires_grad=False)
+    undo.callback(setattr, layer, "_disable_adapters", False)
+    layer.base_layer, layer._disable_adapters = summed, True
 
 
 def is_packed(linear: nn.Module) -> bool:

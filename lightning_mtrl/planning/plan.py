@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_mtrl.config import RunConfig
+from lightning_mtrl.config import ModelConfig, RunConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.modules.base import RoleModule
@@ -212,8 +212,7 @@ class _Steps:
         self.modules = run.algorithm.modules()
         model = run.config.model
         self.checkpointing = model.gradient_checkpointing
-        # Another device multiplies weights in 4 bits without merging an adapter into them.
-        self.merges = not self.backbone.full and (model.quantization == "none" or device.kind == "cpu")
+        self.merges = not self.backbone.full and _has_second_weights(model, device)
         self.merged = Part("merged weights", _adapted_bytes(self.backbone) if self.merges else 0)
         on_cpu = device.kind == "cpu" and model.dtype == "float32"
         base = self.backbone.causal("policy" if self.backbone.full else "base")
@@ -277,6 +276,11 @@ class _Steps:
                 self.pretence, self.backbone, alike, checkpointing
             )
         return self._known[alike, checkpointing]
+
+
+def _has_second_weights(model: ModelConfig, device: Device) -> bool:
+    """Whether the adapted layers are there twice while a role samples; see `models.merging.merged`."""
+    return device.kind == "cpu" if model.quantization != "none" else model.dtype == "float32"
 
 
 def _adapted_bytes(backbone: Backbone) -> int:

@@ -84,8 +84,9 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
         (folder / f"adapter-{role}").write_text("weights")
         (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/package/tiny", "r": 4}')
 
-    def save_merged(backbone: FakeParts, role: str, folder: Path) -> None:
+    def save_merged(backbone: FakeParts, role: str, folder: Path) -> float:
         (folder / f"merged-{role}").write_text("weights")
+        return 0.83
 
     module("recorder", load_run=load_run, load_learner=load_run)
     module("assembly", assemble=lambda config: FakeParts(config, asked))
@@ -212,6 +213,15 @@ def test_an_exported_adapter_brings_the_embedded_base_and_says_what_it_is(calls:
     for said in ("# Policy 2 of run", "| base model | tiny |", "0.750 in 256 conversations", "IterativePPO"):
         assert said in card
     assert str(Path.cwd()) not in card, "the folder must be loadable wherever it is"
+
+
+def test_a_merged_policy_that_rounding_changed_is_said_to_be_another_one(
+    calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["export", "--run=run", "--output=out", "--merge"]) == 0
+    assert "an error of 83% of the adapter's size" in capsys.readouterr().out
+    assert cli.main(["export", "--run=run", "--output=apart"]) == 0
+    assert "error" not in capsys.readouterr().out
 
 
 def test_a_merged_policy_says_how_it_is_loaded_without_peft(calls: Calls) -> None:
