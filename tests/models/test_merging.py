@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
-from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -26,9 +25,9 @@ def adapted(dtype: torch.dtype, size: float, targets: str | list[str] = "all-lin
         vocab_size=20, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         tie_word_embeddings=True, initializer_range=0.2,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).to(dtype).eval()
+    model: Any = LlamaForCausalLM(config)
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
-    backbone = Backbone(model, lora=lora)
+    backbone = Backbone(model.to(dtype).eval(), lora=lora)
     backbone.add_role("policy")
     for name, weight in backbone.named_parameters_of("policy").items():
         if ".lora_B" in name:
@@ -38,12 +37,14 @@ def adapted(dtype: torch.dtype, size: float, targets: str | list[str] = "all-lin
 
 def logits(backbone: Backbone, role: str) -> Tensor:
     with torch.no_grad():
-        return backbone.causal(role).eval()(input_ids=IDS).logits.float()
+        found: Tensor = backbone.causal(role).eval()(input_ids=IDS).logits.float()
+    return found
 
 
 def sampled(backbone: Backbone) -> Tensor:
     with backbone.sampling("policy") as model, torch.no_grad():
-        return model(input_ids=IDS).logits.float()
+        found: Tensor = model(input_ids=IDS).logits.float()
+    return found
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-1])
@@ -82,8 +83,8 @@ def test_an_adapted_output_head_does_not_move_the_embedding_that_it_shares_weigh
 ) -> None:
     backbone = adapted(torch.float32, 0.3, ["q_proj", "lm_head"])
     head: Any = backbone.causal("policy").get_output_embeddings()
-    assert isinstance(head, LoraLayer)
-    embedding = backbone.causal("policy").get_input_embeddings().weight
+    assert head in backbone.adapted_layers("policy")
+    embedding: Any = backbone.causal("policy").get_input_embeddings().weight
     assert head.get_base_layer().weight is embedding
     before, wanted = embedding.clone(), logits(backbone, "policy")
     with backbone.sampling("policy"):
