@@ -24,7 +24,7 @@ from lightning_mtrl.algorithms.agreement import BehaviourCheck
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.conversation_estimators import GAE, GRPO, RLOO
 from lightning_mtrl.algorithms.passes import of_similar_length, role_logprobs, token_values
-from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.algorithms.stepping import Stepper, begin
 from lightning_mtrl.assembly import build_backbone
 from lightning_mtrl.batch import ConversationBatch, ImprovementBatch, collate
 from lightning_mtrl.config import ModelConfig
@@ -105,8 +105,10 @@ class Trainer:
         self.policy = Stepper(self.context, policy, 1.0, a.micro_batch)
         # One conversation of eight is what 16 of an iteration's 128 are.
         self.check = BehaviourCheck(self.context, policy, 0.05, max(1, a.conversations // 8))
+        self.steppers = [self.policy]
         if a.algorithm == "ppo":
             self.value = Stepper(self.context, ValueHead(backbone, a.value_role), 1.0, a.micro_batch)
+            self.steppers = self.policy.joined_by(self.value)
         talks = conversations(a.conversations, a.tokens, a.scored, tuple(chat.header_ids))
         batch = collate(talks, chat.pad_id, chat.header_ids)
         self.talks = [
@@ -114,27 +116,25 @@ class Trainer:
             for talk, values in zip(talks, role_logprobs("policy", batch, self.context), strict=True)
         ]
 
-    def step(self, prepare: Callable[[ConversationBatch], tuple[ImprovementBatch, list[Stepper]]]) -> None:
+    def step(self, prepare: Callable[[ConversationBatch], ImprovementBatch]) -> None:
         """One optimizer step on all conversations."""
         chat = self.context.chat
         rollouts = collate(self.talks, chat.pad_id, chat.header_ids)
         rollouts, _ = self.check.agreed(rollouts, lambda some: of_similar_length(some, self.micro_batch))
-        batch, steppers = prepare(rollouts)
-        for stepper in steppers:
-            stepper.begin()
+        batch = prepare(rollouts)
+        begin(self.steppers)
+        for stepper in self.steppers:
             stepper.step(batch, of_similar_length)
 
-    def compared(
-        self, batch: ConversationBatch, estimator: RLOO | GRPO
-    ) -> tuple[ImprovementBatch, list[Stepper]]:
+    def compared(self, batch: ConversationBatch, estimator: RLOO | GRPO) -> ImprovementBatch:
         """Each outcome against those of its group; the KL term is off, as in the peer."""
         zeros = torch.zeros_like(batch.behaviour_logprobs)
         last = conversation_ends(batch)
         rewards = torch.where(last, batch.outcome[:, None], 0.0)
         advantages, returns = estimator.estimate(rewards, last, zeros, batch.turn_index, batch.group)
-        return improvement(batch, zeros, advantages, returns, zeros), [self.policy]
+        return improvement(batch, zeros, advantages, returns, zeros)
 
-    def valued(self, batch: ConversationBatch) -> tuple[ImprovementBatch, list[Stepper]]:
+    def valued(self, batch: ConversationBatch) -> ImprovementBatch:
         """GAE on outcome and KL to pi_0, as in the peer."""
         reference = role_logprobs("initial", batch, self.context)
         value = self.value.module.module
@@ -144,7 +144,7 @@ class Trainer:
         advantages, returns = GAE(gae_lambda=0.95).estimate(
             outcome - 0.05 * kl, batch.response_mask, values, batch.turn_index, batch.group
         )
-        return improvement(batch, reference, advantages, returns, values), [self.policy, self.value]
+        return improvement(batch, reference, advantages, returns, values)
 
 
 def improvement(

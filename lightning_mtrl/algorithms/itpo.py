@@ -33,7 +33,7 @@ from lightning_mtrl.algorithms.passes import (
     similar_rows,
     token_values,
 )
-from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.algorithms.stepping import Stepper, begin
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import CreditAssigner
@@ -99,6 +99,7 @@ class ITPO(Algorithm):
         if self.estimator.needs_values:
             value = ValueHead(context.backbone, s.value_role, s.value_learning_rate)
             self.value_stepper = Stepper(context, value, s.max_norm, s.micro_batch_size)
+        self.steppers = self.policy_stepper.joined_by(self.value_stepper)
 
     def evaluate(self, rollouts: list[Conversation]) -> Signal:
         """Let the credit assigner learn from the outcomes, then assign rewards to all conversations."""
@@ -142,7 +143,8 @@ class ITPO(Algorithm):
         s, tokens, scored = self.settings, extent.tokens, extent.sampled_tokens
         scoring = similar_rows(extent, extent.conversations, None)
         rows = similar_rows(extent, s.minibatch_groups * extent.group_size, s.micro_batch_size)
-        own = {name: found for name, found in self.modules().items() if name in ("policy", "value")}
+        trained = [stepper.module.module for stepper in self.steppers]
+        own = {name: found for name, found in self.modules().items() if found[0] in trained}
         return [
             Pass("evaluate", INITIAL, INITIAL, scoring, tokens, scored, merged=True),
             *self.credit.workload(extent),
@@ -182,14 +184,12 @@ class ITPO(Algorithm):
 
     def _epoch(self, batch: ImprovementBatch, learnt: CreditedRollouts, generator: torch.Generator) -> None:
         mean_over = self.settings.mean_over or MEAN_OVER[self.settings.ratio]
-        if self.value_stepper is not None:
-            self.value_stepper.begin()
-        self.policy_stepper.begin()
+        begin(self.steppers)
         for rows in group_minibatches(learnt.fresh.batch, self.settings.minibatch_groups, generator):
             step = batch.rows(rows)
             weights = objectives.token_weights(step.response_mask, mean_over, step.turn_index)
             step = replace(step, loss_weights=weights)
-            for stepper in filter(None, (self.policy_stepper, self.value_stepper)):
+            for stepper in self.steppers:
                 stepper.step(step, of_similar_length)
 
 

@@ -18,7 +18,7 @@ from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
 from lightning_mtrl.algorithms.passes import by_token, rows_in_pass, slices
 from lightning_mtrl.algorithms.progress import PhaseProgress
 from lightning_mtrl.algorithms.state_samples import sample_responses
-from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.algorithms.stepping import Stepper, begin
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.evaluation.intervals import mean_interval
 from lightning_mtrl.modules.base import scored_logprobs
@@ -63,7 +63,7 @@ class SingleTurnImprover:
         context: Context,
     ) -> None:
         self.config, self.estimator, self.critic, self.context = config, estimator, critic, context
-        self.policy_stepper, self.value_stepper, self.processes = policy, value, context.processes
+        self.steppers, self.processes = policy.joined_by(value), context.processes
         self.policy: Policy = policy.module.module
         self.value: ValueHead | None = value.module.module if value else None
         self.behaviour = BehaviourCheck(context, self.policy, config.max_logprob_difference, SAMPLE)
@@ -161,14 +161,11 @@ class SingleTurnImprover:
 
     def _epoch(self, batch: ImprovementBatch, generator: torch.Generator) -> None:
         order = torch.randperm(len(batch), generator=generator)
-        if self.value_stepper is not None:
-            self.value_stepper.begin()
-        self.policy_stepper.begin()
+        begin(self.steppers)
         for chosen in order.split(self.config.minibatch_states):
             part = _reweighted(batch.rows(chosen.to(batch.input_ids.device)))
-            self.policy_stepper.step(part)
-            if self.value_stepper is not None:
-                self.value_stepper.step(part)
+            for stepper in self.steppers:
+                stepper.step(part)
 
     def _token_rewards(self, scored: ScoredGroups, kl: Float[Tensor, "S T"]) -> Float[Tensor, "N L"]:
         batch = scored.batch

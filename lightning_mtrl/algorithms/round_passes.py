@@ -36,6 +36,7 @@ def round_passes(
         Pass("improve", "reference", "reference", scoring, tokens, scored, key=states_key),
         Pass("improve", "policy", "policy", rows, tokens, scored, trains=True, key=key),
     ]
-    if value is not None:
-        found.append(Pass("improve", "value", value.role, rows, tokens, trains=value.owns_role, key=key))
+    # One that reads the policy's hidden states does so in the policy's passes.
+    if value is not None and value.owns_role:
+        found.append(Pass("improve", "value", value.role, rows, tokens, trains=True, key=key))
     return found

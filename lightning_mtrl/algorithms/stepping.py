@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.memory_limit import MemoryLimit, is_out_of_memory
@@ -54,10 +54,31 @@ class Stepper:
             optimizer = self.sharding.over_parts(module.configure_optimizers())
             self.module, self.optimizer = self.fabric.setup(module, optimizer)
         context.processes.make_alike(self.sharding.unshared(self.parameters))
+        self.followers: list[Stepper] = []
+
+    def joined_by(self, other: Stepper | None) -> list[Stepper]:
+        """The steppers to call, in order, where another module is trained on the same batches.
+
+        A module that only reads the hidden states of this one's role is trained in the passes that are made
+        for this one, and steps with it.
+
+        Args:
+            other: of the other module; None for no other.
+        """
+        if other is None:
+            return [self]
+        module, reader = self.module.module, other.module.module
+        if reader.owns_role or reader.role != module.role:
+            return [self, other]
+        self.followers.append(other)
+        module.readers = (*module.readers, reader)
+        return [self]
 
     def begin(self) -> None:
         """Put the module into training mode, before a series of steps."""
-        self.module.train()
+        # Its own mode comes last, since they share a backbone, and a policy must be without dropout.
+        for each in (*self.followers, self):
+            each.module.train()
 
     def step(self, batch: TokenBatch | TurnFeatures, cut: Cut | None = None) -> float:
         """Take one step on a batch whose weights sum to 1; returns the loss (NaN if it was skipped).
@@ -90,23 +111,30 @@ class Stepper:
     def _step(self, batch: Batch, parts: Callable[[], Iterable[Batch]], smallest: int = 1) -> float:
         with self._weights_for(batch):
             shares = self.context.processes.each(lambda: self._accumulated(parts, smallest))
+            trained = self._trained()
             # Processes may be several without sharing weights out, so what is whole is summed by them.
-            self.context.processes.sum_gradients(self.sharding.unshared(self.parameters))
-            self.sharding.sum_gradients(self.parameters)
+            self.context.processes.sum_gradients(self.sharding.unshared(trained))
+            self.sharding.sum_gradients(trained)
         total = sum(loss for loss, _, _ in shares)
         self.module.module.log_step(StepMetrics.joined([metrics for _, metrics, _ in shares]))
         for text in (text for _, _, said in shares for text in said):
             self.context.say(text)
-        norm = self.sharding.clip_gradients(self.parameters, self.max_norm)
-        finite = bool(torch.isfinite(norm)) and math.isfinite(total)
+        together = (self, *self.followers)
+        norms = [self.sharding.clip_gradients(each.parameters, each.max_norm) for each in together]
+        finite = all(bool(torch.isfinite(norm)) for norm in norms) and math.isfinite(total)
         if finite:
-            self.optimizer.step()
+            for each in together:
+                each.optimizer.step()
             self.skipped_in_row = 0
         else:
             self._skip()
-        self.optimizer.zero_grad()
+        for each in together:
+            each.optimizer.zero_grad()
         self.context.on_step()
         return total if finite else float("nan")
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [weight for each in (self, *self.followers) for weight in each.parameters]
 
     def _weights_for(self, batch: Batch) -> AbstractContextManager[None]:
         # Features are what the role has computed already.
@@ -125,7 +153,7 @@ class Stepper:
                     raise
                 # A pass may have left some of its gradients, so the share begins anew.
                 said.append(self.limit.lower(smallest, error))
-            for parameter in self.parameters:
+            for parameter in self._trained():
                 parameter.grad = None
             self.limit.release()
 
@@ -163,6 +191,13 @@ class Stepper:
                 f"(loop.max_skipped_steps). The last checkpoint is usable; lower the learning rate "
                 f"and resume."
             )
+
+
+def begin(steppers: Sequence[Stepper]) -> None:
+    """Put modules into training mode together, before a series of steps."""
+    # The first one's mode comes last, for the same reason as there.
+    for stepper in reversed(steppers):
+        stepper.begin()
 
 
 def _in_order(batch: Batch, size: int | None) -> Iterator[slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -28,7 +28,12 @@ class RoleModule(LightningModule):
         learning_rate: of AdamW.
         weight_decay: of AdamW.
         owns_role: False for a module that only reads the role's hidden states and trains its heads alone.
+
+    Attributes:
+        readers: modules that learn from this one's hidden states, in its passes.
     """
+
+    readers: Sequence[RoleModule] = ()
 
     def __init__(
         self,
@@ -91,11 +96,14 @@ class RoleModule(LightningModule):
     @contextmanager
     def one_step(self) -> Iterator[StepMetrics]:
         """Keep what the parts of an optimizer step are like together, for `log_step`."""
-        kept = self._step_metrics = StepMetrics()
+        kept = StepMetrics()
+        for module in (self, *self.readers):
+            module._step_metrics = kept
         try:
             yield kept
         finally:
-            self._step_metrics = None
+            for module in (self, *self.readers):
+                module._step_metrics = None
 
     def log_step(self, metrics: StepMetrics) -> None:
         """Log what a whole optimizer step was like, once, as of a step in one part."""

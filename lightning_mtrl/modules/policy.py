@@ -14,6 +14,7 @@ from lightning_mtrl.batch import ImprovementBatch, TokenBatch
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.modules.base import RatioModule, scored_logprobs, scored_tokens
 from lightning_mtrl.modules.surrogate import ClipTerm
+from lightning_mtrl.modules.value_head import ValueHead
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Policy(RatioModule):
     ) -> None:
         super().__init__(backbone, role, learning_rate, weight_decay)
         self.clip = clip_range if isinstance(clip_range, ClipTerm) else ClipTerm(clip_range)
+        self.readers: tuple[ValueHead, ...] = ()
         self.kl = kl or KLTerm()
         self.kl_coef = self.kl.coef
         self.entropy_coef = entropy_coef
@@ -69,8 +71,7 @@ class Policy(RatioModule):
 
         The entropy carries a gradient where the loss has an entropy bonus.
         """
-        hidden = self.hidden(batch)
-        return scored_tokens(self.backbone, self.role, hidden, batch, entropy_trained=self.entropy_coef != 0)
+        return self._scored(self.hidden(batch), batch)
 
     def logprobs(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Log-probability in nats of each sampled token; 0 elsewhere."""
@@ -79,15 +80,25 @@ class Policy(RatioModule):
     def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Clipped surrogate plus KL penalty minus entropy bonus, summed with `batch.loss_weights`.
 
+        The losses of modules that read the same hidden states are added; they leave the policy alone.
+
         Source: Schulman et al. 2017 (arXiv:1707.06347), Eq. 7.
         """
-        logprobs, entropy = self(batch)
+        hidden = self.hidden(batch)
+        logprobs, entropy = self._scored(hidden, batch)
         ratio = self.clip.ratios(logprobs, batch)
         kl = self._kl(logprobs, batch)
         surrogate = self.clip.losses(ratio, batch)
         loss = self._weighted(surrogate + self.kl_coef * kl - self.entropy_coef * entropy, batch)
         self._log(loss, logprobs, ratio, kl, entropy, batch)
+        for reader in self.readers:
+            loss = loss + reader.loss(hidden.detach(), batch)
         return loss
+
+    def _scored(
+        self, hidden: Float[Tensor, "B T H"], batch: TokenBatch
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        return scored_tokens(self.backbone, self.role, hidden, batch, entropy_trained=self.entropy_coef != 0)
 
     def _kl(self, logprobs: Float[Tensor, "B T"], batch: ImprovementBatch) -> Float[Tensor, "B T"]:
         kl = objectives.kl_penalty(

@@ -19,7 +19,7 @@ class ValueHead(RoleModule):
     Args:
         backbone: the shared model.
         role: whose hidden states to read. Its own role ("value") is trained with the head; another
-            module's role is only read, without a second backward pass.
+            module's role is only read, in that module's own passes (`Stepper.joined_by`).
         learning_rate: of AdamW.
         weight_decay: of AdamW.
         clip_range: half-width of the clipped value loss, in units of reward; None for no clipping.
@@ -41,15 +41,22 @@ class ValueHead(RoleModule):
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Value at each sampled token, 0 elsewhere."""
-        hidden = at_predecessor(self.hidden(batch), batch)
-        return scatter_to_tokens(self.head(hidden.float()).squeeze(-1), batch)
+        return self._values(self.hidden(batch), batch)
 
     def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Clipped squared error against the returns, weighted like the policy's loss."""
+        return self.loss(self.hidden(batch), batch)
+
+    def loss(self, hidden: Float[Tensor, "B T H"], batch: ImprovementBatch) -> Float[Tensor, ""]:
+        """The same from hidden states of the role that are there already."""
         losses = objectives.value_loss(
-            self(batch), batch.values, batch.returns, self.clip_range, batch.response_mask
+            self._values(hidden, batch), batch.values, batch.returns, self.clip_range, batch.response_mask
         )
         loss = (batch.loss_weights * losses).sum()
         share = batch.loss_weights.sum().clamp(min=1e-12)
         self.log_metrics("value", {"loss": loss.detach() / share}, weight=share)
         return loss
+
+    def _values(self, hidden: Float[Tensor, "B T H"], batch: TokenBatch) -> Float[Tensor, "B T"]:
+        read = at_predecessor(hidden, batch)
+        return scatter_to_tokens(self.head(read.float()).squeeze(-1), batch)

@@ -19,7 +19,7 @@ from small_models import (
 )
 from torch import Tensor
 
-from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.algorithms.stepping import Stepper, begin
 from lightning_mtrl.batch import ImprovementBatch, TokenBatch
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.base import RoleModule
@@ -73,6 +73,65 @@ def gradients(monkeypatch: pytest.MonkeyPatch) -> list[list[Tensor]]:
 
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", recording)
     return found
+
+
+def _with_reader() -> tuple[Policy, ValueHead]:
+    policy = _module("policy")
+    assert isinstance(policy, Policy)
+    value = ValueHead(policy.backbone, "policy", learning_rate=1e-2, clip_range=None)
+    move(value.own_parameters(), seed=3)
+    return policy, value
+
+
+@pytest.mark.parametrize("size", [None, 3, 1])
+def test_a_head_that_reads_the_policy_learns_in_its_passes_what_it_would_in_its_own(size: int | None) -> None:
+    batch = _improvement()
+    policy, value = _with_reader()
+    for module in (value, policy):
+        Stepper(small_context(policy.backbone), module, 1.0, size).step(batch)
+    wanted = own_weights(policy), own_weights(value)
+
+    policy, value = _with_reader()
+    first, second = (Stepper(small_context(policy.backbone), m, 1.0, size) for m in (policy, value))
+    passes: list[str] = []
+    hidden = policy.backbone.hidden
+
+    def counted(role: str, *inputs: Any) -> Tensor:
+        passes.append(role)
+        return hidden(role, *inputs)
+
+    policy.backbone.hidden = counted  # type: ignore[method-assign]
+    logged: dict[str, float] = {}
+    policy.log = lambda name, value, **_: logged.setdefault(name, float(value))  # type: ignore[method-assign]
+    together = first.joined_by(second)
+    begin(together)
+    for stepper in together:
+        stepper.step(batch)
+    assert passes == ["policy"] * -(-len(batch) // (size or len(batch)))
+    assert {"policy/loss", "value/loss"} <= logged.keys()
+    for found, alone in zip((own_weights(policy), own_weights(value)), wanted, strict=True):
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
+
+
+def test_a_step_that_is_skipped_moves_neither_the_policy_nor_its_reader() -> None:
+    policy, value = _with_reader()
+    before = own_weights(policy), own_weights(value)
+    context = small_context(policy.backbone, say=lambda _: None)
+    first, second = (Stepper(context, module, 1.0, None) for module in (policy, value))
+    (stepper,) = first.joined_by(second)
+    batch = _improvement()
+    stepper.step(replace(batch, returns=torch.full_like(batch.returns, math.inf)))
+    assert stepper.skipped == 1
+    for found, kept in zip((own_weights(policy), own_weights(value)), before, strict=True):
+        torch.testing.assert_close(found, kept, rtol=0, atol=0)
+
+
+def test_a_value_head_with_a_role_of_its_own_keeps_its_own_passes() -> None:
+    policy = _module("policy")
+    value = ValueHead(policy.backbone, "value")
+    first, second = (Stepper(small_context(policy.backbone), m, 1.0, None) for m in (policy, value))
+    assert first.joined_by(second) == [first, second]
+    assert first.joined_by(None) == [first]
 
 
 @pytest.mark.parametrize(
