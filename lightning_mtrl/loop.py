@@ -99,7 +99,7 @@ class PolicyIterationLoop:
 
     def _sampled(self, iteration: int) -> Rollouts:
         parts = self.parts
-        with parts.backbone.sampling("policy") as model:
+        with parts.collector.speaker(parts.backbone) as model:
             try:
                 return parts.collector.collect(
                     model,

@@ -89,7 +89,7 @@ def _collect(parts: Parts, output: Path, conversations: int | None, seed: int, p
     from lightning_mtrl.rollouts.results import TooManyFailures
 
     number = parts.config.data.conversations if conversations is None else conversations
-    with parts.backbone.sampling("policy") as model:
+    with parts.collector.speaker(parts.backbone) as model:
         try:
             rollouts = parts.collector.collect(model, conversations=number, seed=seed, policy=policy)
         except TooManyFailures as stopped:

@@ -76,7 +76,7 @@ def validate(
         gamma: discount for each response.
         policy: name of the policy, for the conversations' record.
     """
-    with backbone.sampling("policy") as model:
+    with collector.speaker(backbone) as model:
         rollouts = collector.collect(model, conversations=conversations, seed=seed, policy=policy)
     return figures_of(rollouts.conversations, gamma, rollouts.truncated, rollouts.dropped)
 

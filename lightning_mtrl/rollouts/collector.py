@@ -6,8 +6,9 @@ import copy
 import inspect
 import time
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -26,6 +27,9 @@ from lightning_mtrl.rollouts.results import Rollouts, Share
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 from lightning_mtrl.rollouts.served import ServedEngine
 from lightning_mtrl.rollouts.speaking import EngineMaker
+
+if TYPE_CHECKING:
+    from lightning_mtrl.models.adapters import Backbone
 
 __all__ = ["Collector", "Rollouts"]
 
@@ -161,6 +165,13 @@ class Collector:
             for share in shares[1:]:
                 progress.join(share.conversations, share.dropped)
         return Rollouts.of(shares, time.perf_counter() - started, allowed)
+
+    def speaker(self, backbone: Backbone) -> AbstractContextManager[nn.Module]:
+        """The policy of a backbone as `collect` wants it: for sampling, unless a server is the one to sample.
+
+        Merging an adapter for sampling takes the memory of the adapted weights once more.
+        """
+        return nullcontext(backbone) if self._server else backbone.sampling("policy")
 
     def expect_room(self, *, seed: int, policy: str) -> None:
         """Refuse a context in which the first prompt of a collection does not fit; no model is needed.

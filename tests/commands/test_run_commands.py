@@ -37,8 +37,9 @@ class FakeParts:
         self.context = SimpleNamespace(chat=SimpleNamespace(tokenizer=self))
 
     @contextmanager
-    def sampling(self, role: str) -> Iterator[str]:
-        yield role
+    def speaker(self, backbone: FakeParts) -> Iterator[str]:
+        assert backbone is self
+        yield "policy"
 
     def collect(self, model: str, **arguments: Any) -> SimpleNamespace:
         self.calls.append((f"collect {model}", arguments))

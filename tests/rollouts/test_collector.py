@@ -7,11 +7,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from rich.console import Console
+from small_models import small_backbone
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lightning_mtrl.conversation import Conversation, Message
@@ -19,6 +20,7 @@ from lightning_mtrl.environments.protocol import Environment, Observation, Trans
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.rollouts.collector import Collector
+from lightning_mtrl.rollouts.policy_server import PolicyServer
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.results import Rollouts, Share, TooManyFailures
 from lightning_mtrl.rollouts.sampling import SamplingConfig
@@ -543,3 +545,14 @@ def test_a_users_mistake_in_an_environment_ends_the_collection_at_once() -> None
     with pytest.raises(UserError, match=r"^the key is missing or wrong$"):
         _collector(WrongKey(), rows=3).collect(_model(), conversations=30, seed=0, policy="p")
     assert len(asked) == 3
+
+
+def test_an_adapter_is_merged_for_sampling_here_and_not_where_a_server_samples() -> None:
+    backbone = small_backbone(["policy"])
+
+    def merged_for(server: PolicyServer | None) -> list[bool]:
+        with _collector(Dialogue(), server=server).speaker(backbone):
+            return [layer.merged or layer.disable_adapters for layer in backbone.adapted_layers("policy")]
+
+    assert all(merged_for(None))
+    assert not any(merged_for(cast(PolicyServer, object())))
