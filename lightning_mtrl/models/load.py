@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -104,17 +105,15 @@ def blank_model(
 
 def describe_model(
     name: str, *, gguf_file: str | None = None, trust_remote_code: bool = False, tiny: str = "sales"
-) -> tuple[PreTrainedTokenizerBase, int | None] | None:
+) -> tuple[PreTrainedTokenizerBase, int | None]:
     """A model's tokenizer, and the tokens that it was made for, found out without its weights.
 
     Args:
         name: as in `load_model`.
-        gguf_file: as there.
+        gguf_file: as there. Its configuration takes seconds to read, and its tokenizer too, but that is kept
+            for `load_model`.
         trust_remote_code: as there.
         tiny: as there.
-
-    Returns:
-        None for a GGUF file, whose tokenizer takes as long to read as all of it.
 
     Raises:
         UserError: if the model cannot be found, or its tokenizer or configuration not be read.
@@ -123,8 +122,6 @@ def describe_model(
 
     place = TINY_MODELS[tiny].folder if name == "tiny" else Path(name).expanduser()
     source = found(name, place, gguf_file, trust_remote_code)
-    if source.gguf_file is not None:
-        return None
     tokenizer = _tokenizer(source)
     with explained(source, "its configuration"):
         return tokenizer, text_limit(AutoConfig.from_pretrained(source.place, **source.options))
@@ -137,6 +134,18 @@ def text_limit(config: Any) -> int | None:
 
 
 def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    if source.gguf_file is not None:
+        return _read_once(source, _fingerprint(source))
+    return _read_tokenizer(source)
+
+
+@lru_cache(maxsize=1)
+def _read_once(source: Source, fingerprint: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a GGUF file, which is read string by string: three to ten seconds."""
+    return _read_tokenizer(source)
+
+
+def _read_tokenizer(source: Source) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     with explained(source, "its tokenizer"):

@@ -3,14 +3,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from gguf_files import write_gguf
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.models.load import load_model
+from lightning_mtrl.models.load import describe_model, load_model
 
 WORDS = ["<pad>", "<eot>", "<user>", "<bot>", "a", "b", "c", "ab"]
 IDS = torch.tensor([[2, 4, 5, 1, 3, 6]])
@@ -74,50 +78,13 @@ def test_four_bits_approximate_the_weights_in_less_memory(tmp_path: Path) -> Non
     assert close.min() > 0.95
 
 
-def _write_gguf(path: Path, model: LlamaForCausalLM) -> None:
-    """A GGUF file with the tensors of a Llama; rotary halves interleaved, as that format wants them."""
-    import gguf
-
-    writer = gguf.GGUFWriter(str(path), "llama")
-    config = model.config
-    writer.add_context_length(64)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(WORDS)
-    writer.add_token_types([3, 3, 3, 3, 1, 1, 1, 1])
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(1)
-    writer.add_pad_token_id(0)
-    writer.add_chat_template("{{ messages[0].content }}<eot>")
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
-            name.split(".")[-2]
-        )
-        if heads:
-            weight = weight.view(heads, 2, -1, config.hidden_size).swapaxes(1, 2).reshape(weight.shape)
-        target = names.get_name(name, try_suffixes=(".weight",))
-        writer.add_tensor(target, weight.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.fixture
 def gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, LlamaForCausalLM]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     torch.manual_seed(0)
     model = LlamaForCausalLM(_config()).eval()
     (tmp_path / "given").mkdir()
-    _write_gguf(tmp_path / "given" / "small.gguf", model)
+    write_gguf(tmp_path / "given" / "small.gguf", model, WORDS, ["a b"], "{{ messages[0].content }}<eot>", 4)
     return tmp_path / "given" / "small.gguf", model
 
 
@@ -147,6 +114,35 @@ def test_a_gguf_file_in_four_bits_is_written_out_once(
     assert type(first.model.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
     with torch.no_grad():
         assert torch.equal(first.model(IDS).logits, second.model(IDS).logits)
+
+
+def test_a_gguf_file_is_described_without_its_weights_and_its_tokenizer_is_read_once(
+    gguf_file: tuple[Path, LlamaForCausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = gguf_file
+    read: list[str] = []
+    for name in ("AutoTokenizer", "AutoModelForCausalLM"):
+        monkeypatch.setattr(transformers, name, _counting(getattr(transformers, name), read))
+    tokenizer, limit = describe_model(str(path.parent), gguf_file=path.name)
+    assert limit == 64
+    assert tokenizer.convert_tokens_to_ids("c") == 6
+    assert tokenizer.chat_template == "{{ messages[0].content }}<eot>"
+    assert read == ["AutoTokenizer"]
+    load_model(str(path.parent), gguf_file=path.name)
+    assert read == ["AutoTokenizer", "AutoModelForCausalLM"]
+    path.touch()
+    describe_model(str(path.parent), gguf_file=path.name)
+    assert read[2:] == ["AutoTokenizer"], "it may be another file by now"
+
+
+def _counting(real: Any, read: list[str]) -> SimpleNamespace:
+    """An auto class that notes what it reads."""
+
+    def from_pretrained(*arguments: Any, **options: Any) -> Any:
+        read.append(real.__name__)
+        return real.from_pretrained(*arguments, **options)
+
+    return SimpleNamespace(from_pretrained=from_pretrained)
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "nowhere.gguf", "a/b/c"])
