@@ -19,6 +19,7 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.validate import Validation, validate
 from lightning_mtrl.launching import launch
 from lightning_mtrl.recorder import Recorder
+from lightning_mtrl.restoring import why_over
 from lightning_mtrl.rollouts.results import Rollouts, TooManyFailures
 from lightning_mtrl.runs.folder import RunFolder
 
@@ -49,7 +50,7 @@ class PolicyIterationLoop:
         start = self.recorder.resume(self.parts)
         if start == 0:
             self.report(0, None, None)
-        over = self.why_over(start)
+        over = why_over(self.config.loop, self.recorder.checkpointed)
         if over:
             self.recorder.say(over)
         for iteration in range(start, start if over else self.config.loop.iterations):
@@ -66,21 +67,6 @@ class PolicyIterationLoop:
                 self.recorder.say(f"Converged after {iteration + 1} iterations.")
                 break
         self.recorder.close(self.parts)
-
-    def why_over(self, done: int) -> str:
-        """Why a run with so many iterations done has nothing left to do; empty if it has."""
-        wanted = self.config.loop
-        if wanted.stop_when_converged and self.recorder.converged:
-            return (
-                f"The run converged after {done} iterations, so nothing is left to do. To go on all the "
-                f"same, pass --loop.stop_when_converged false (loop.iterations is {wanted.iterations})."
-            )
-        if done >= wanted.iterations:
-            return (
-                f"All iterations are done: loop.iterations is {wanted.iterations}, so nothing is left to do. "
-                f"To go on, pass --loop.iterations with more than {done}."
-            )
-        return ""
 
     def collect(self, iteration: int) -> list[Conversation]:
         """Conversations of the current policy, and a share of earlier policies' for the critic."""

@@ -64,12 +64,6 @@ class Recorder:
         """For `Fabric(loggers=...)`."""
         return self.log.loggers
 
-    @property
-    def converged(self) -> bool:
-        """Whether the algorithm had converged at the checkpoint that the run goes on from."""
-        # Checkpoints of earlier versions do not say.
-        return self.checkpointed is not None and bool(self.checkpointed.loop.get("converged", False))
-
     def resume(self, parts: Parts) -> int:
         """Put the newest checkpoint's state into the parts; returns the iteration to go on with."""
         if self.checkpointed is None:

@@ -1,13 +1,19 @@
-"""Put a checkpoint of a run back into what learns."""
+"""Put a checkpoint of a run back into what learns, or see from it that nothing is left to do."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from lightning_mtrl.assembly import Learner
-from lightning_mtrl.config import RunConfig
+from lightning_mtrl.config import LoopConfig, RunConfig
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.runs.checkpoint import CheckpointState, checkpoints, latest_checkpoint, load_checkpoint
+from lightning_mtrl.runs.checkpoint import (
+    CheckpointState,
+    checkpoints,
+    latest_checkpoint,
+    load_checkpoint,
+    load_progress,
+)
 from lightning_mtrl.runs.folder import RunFolder
 
 
@@ -27,6 +33,40 @@ def restore(parts: Learner, state: CheckpointState) -> None:
         module.load_state(dict(state.tensors[name]))
         optimizer.load_state_dict(dict(state.optimizers[name]))
     parts.algorithm.load_state(state.loop["algorithm"])
+
+
+def why_over(wanted: LoopConfig, newest: CheckpointState | None) -> str:
+    """Why a run has nothing left to do; empty if it has.
+
+    Args:
+        wanted: how far it shall go.
+        newest: its newest checkpoint; None where there is none yet.
+    """
+    if newest is None:
+        return ""
+    done = newest.iteration
+    # Checkpoints of earlier versions do not say whether the algorithm had converged.
+    if wanted.stop_when_converged and newest.loop.get("converged", False):
+        return (
+            f"The run converged after {done} iterations, so nothing is left to do. To go on all the "
+            f"same, pass --loop.stop_when_converged false (loop.iterations is {wanted.iterations})."
+        )
+    if done >= wanted.iterations:
+        return (
+            f"All iterations are done: loop.iterations is {wanted.iterations}, so nothing is left to do. "
+            f"To go on, pass --loop.iterations with more than {done}."
+        )
+    return ""
+
+
+def is_over(wanted: LoopConfig, folder: RunFolder) -> bool:
+    """Whether a run has nothing left to do, found out without its weights.
+
+    Raises:
+        UserError: if its newest checkpoint is damaged, or all of them are gone.
+    """
+    newest = latest_checkpoint(folder)
+    return bool(why_over(wanted, load_progress(newest) if newest else None))
 
 
 def alone(config: RunConfig) -> RunConfig:

@@ -78,7 +78,7 @@ def load_checkpoint(path: Path) -> CheckpointState:
     manifest = _manifest(path)
     for name, digest in manifest["files"].items():
         _verify(path / name, digest)
-    state = CheckpointState(int(manifest["iteration"]), {}, {}, json.loads((path / _LOOP).read_text("utf-8")))
+    state = _without_weights(path, manifest)
     tensors: dict[str, dict[str, Tensor]] = {}
     optimizers: dict[str, dict[str, Any]] = {}
     for name in manifest["files"]:
@@ -88,6 +88,17 @@ def load_checkpoint(path: Path) -> CheckpointState:
         elif file.suffix == ".pt":
             optimizers[file.stem.removeprefix("optimizer-")] = _read_optimizer(file)
     return CheckpointState(state.iteration, tensors, optimizers, state.loop)
+
+
+def load_progress(path: Path) -> CheckpointState:
+    """Read how far a run was, without the weights and optimizers of its checkpoint.
+
+    Raises:
+        UserError: if this part is missing or altered; it names the file.
+    """
+    manifest = _manifest(path)
+    _verify(path / _LOOP, manifest["files"].get(_LOOP, ""))
+    return _without_weights(path, manifest)
 
 
 def checkpoints(folder: RunFolder) -> list[Path]:
@@ -149,6 +160,10 @@ def _manifest(path: Path) -> dict[str, Any]:
         return {"iteration": int(manifest["iteration"]), "files": dict(manifest["files"])}
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(file, "cannot be read") from error
+
+
+def _without_weights(path: Path, manifest: Mapping[str, Any]) -> CheckpointState:
+    return CheckpointState(int(manifest["iteration"]), {}, {}, json.loads((path / _LOOP).read_text("utf-8")))
 
 
 def _verify(file: Path, digest: str) -> None:

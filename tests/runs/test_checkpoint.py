@@ -17,6 +17,7 @@ from lightning_mtrl.runs.checkpoint import (
     CheckpointState,
     latest_checkpoint,
     load_checkpoint,
+    load_progress,
     prune_checkpoints,
     save_checkpoint,
 )
@@ -79,6 +80,16 @@ def test_what_is_loaded_is_what_was_saved(tmp_path: Path) -> None:
     state = example()
     save_checkpoint(tmp_path / "c", state)
     assert_same(load_checkpoint(tmp_path / "c"), state)
+
+
+def test_progress_is_read_without_weights_but_not_from_a_damaged_file(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c", example())
+    for file in (*(tmp_path / "c").glob("*.safetensors"), *(tmp_path / "c").glob("*.pt")):
+        file.unlink()
+    assert load_progress(tmp_path / "c") == CheckpointState(3, {}, {}, {"seeds": [1, 2], "step": 7})
+    (tmp_path / "c" / "loop.json").write_text("{}")
+    with pytest.raises(UserError, match=r"loop\.json is not what was written"):
+        load_progress(tmp_path / "c")
 
 
 def test_a_restored_optimizer_steps_like_the_original(tmp_path: Path) -> None:
