@@ -54,11 +54,11 @@ def take_step(command: Literal["evaluate", "improve"], description: str, argumen
     if config.run_dir is not None:
         _expect_own_folder(command, Path(config.run_dir), previous)
     from lightning_mtrl.batch_online import BatchOnlineStep, Logs, read_logs
-    from lightning_mtrl.readiness import expect_model
+    from lightning_mtrl.readiness import expect_ready
 
     logs = Logs(options.logs, options.outcomes, options.strict, options.join_consecutive)
     start = _start(previous, config) if previous is not None else None
-    expect_model(config)
+    expect_ready(config, "logs")
     loaded = read_logs(logs, config)
     folder = RunFolder.create(to_yaml(replace(config, run_dir=None)), config.run_dir, parsed.name)
     print(f"Run folder: {folder.path}", flush=True)

@@ -1,19 +1,20 @@
-"""What a run needs from outside of itself, looked at before its folder is made and its weights are loaded."""
+"""What a command needs from outside of itself, looked at before a folder is made or weights are loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning_mtrl.assembly import collectors, context_length
 from lightning_mtrl.class_lookup import class_named
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.environments.protocol import Environment
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.llm.connection import Connection
 from lightning_mtrl.llm.failures import LLMFailure
+from lightning_mtrl.llm.reaching import reach
 from lightning_mtrl.llm.server import Server
 from lightning_mtrl.models.load import describe_model
 from lightning_mtrl.models.sources import expect_adapter
@@ -24,52 +25,64 @@ from lightning_mtrl.rollouts.policy_server import expect_server
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
 from lightning_mtrl.runs.folder import version_name
 
+# What a command does: it runs the loop, holds conversations of the one kind or the other, or reads logs.
+Work = Literal["fit", "validate", "collect", "logs"]
+
 _SERVER_KEYS = {field.name for field in fields(Server)}
+# Logs are learned from without an environment, and conversations are held without an algorithm.
+_ENVIRONMENT_WORK, _ALGORITHM_WORK = ("fit", "validate", "collect"), ("fit", "logs")
 
 
-def expect_ready(config: RunConfig) -> None:
-    """Refuse a run of the loop that cannot begin.
+def expect_ready(config: RunConfig, work: Work, seed: int | None = None) -> None:
+    """Refuse work that cannot begin.
+
+    Args:
+        config: of the run.
+        work: what is to be done; only the servers that it talks with are asked.
+        seed: of the first conversation; None: that of the configuration.
 
     Raises:
         UserError: if the model is not there or has no chat template, its context is too short for the first
             prompt, or a server that is to be asked does not answer.
     """
-    environment = build_environment(config)
-    known = _described(config, environment)
-    if known is not None:
-        chat, length = known
-        _, validator = collectors(config, environment, chat, length)
-        validator.expect_room(seed=config.validation.seed, policy=version_name(0))
-        if config.data.server.base_url is not None:
+    servers: list[tuple[str, Server]] = []
+    if work in _ENVIRONMENT_WORK:
+        environment = build_environment(config)
+        length = _expect_room(config, environment, work, seed)
+        if work == "fit" and config.data.server.base_url is not None:
             expect_server(config.data.server, length)
-    for key in ("environment", "algorithm"):
-        for place, server in _servers(f"{key}.init_args", getattr(config, key).init_args):
-            _expect_answer(place, server)
+        servers += _servers("environment.init_args", config.environment.init_args)
+    else:
+        _described(config, class_named("environment", config.environment.class_path))
+    if work in _ALGORITHM_WORK:
+        servers += _servers("algorithm.init_args", config.algorithm.init_args)
+    _expect_answers(servers)
 
 
-def expect_model(config: RunConfig) -> None:
-    """Refuse a model that is not there, has no chat template, or was made for shorter conversations.
+def _expect_room(config: RunConfig, environment: Environment, work: Work, seed: int | None) -> int:
+    """Refuse a model that is not there or is too short for the first prompt; the length of conversations."""
+    chat, length = _described(config, environment)
+    collector, validator = collectors(config, environment, chat, length)
+    if work == "collect":
+        first, configured = collector, config.seed
+    else:
+        first, configured = validator, config.validation.seed
+    first.expect_room(seed=configured if seed is None else seed, policy=version_name(0))
+    return length
 
-    Raises:
-        UserError: if it is so.
-    """
-    _described(config, class_named("environment", config.environment.class_path))
 
-
-def _described(config: RunConfig, environment: Environment | type[Any]) -> tuple[ChatTokenizer, int] | None:
-    """The model's tokenizer and the length of conversations; None where that takes all of it to be read."""
+def _described(config: RunConfig, environment: Environment | type[Any]) -> tuple[ChatTokenizer, int]:
+    """The model's tokenizer and the length of conversations."""
     model = config.model
     if model.adapter is not None:
         expect_adapter(model.adapter)
-    found = describe_model(
+    tokenizer, limit = describe_model(
         model.name,
         gguf_file=model.gguf_file,
         trust_remote_code=model.trust_remote_code,
         tiny=tiny_model_of(environment) if model.name == "tiny" else "sales",
     )
-    if found is None:
-        return None
-    return ChatTokenizer(found[0]), context_length(model, found[1])
+    return ChatTokenizer(tokenizer), context_length(model, limit)
 
 
 def _servers(key: str, value: object) -> Iterator[tuple[str, Server]]:
@@ -81,15 +94,19 @@ def _servers(key: str, value: object) -> Iterator[tuple[str, Server]]:
             yield from _servers(f"{key}.{name}", inner)
 
 
-def _expect_answer(key: str, server: Server) -> None:
-    if server.record is not None and Path(server.record).is_file():
-        return  # it may answer everything by itself
-    (answer,) = ask([Connection(server).reach], type(None))
-    if not isinstance(answer, Failure):
-        return
-    if not isinstance(answer.error, LLMFailure):
-        raise answer.error
-    raise UserError(
-        f"{key}.base_url is {server.base_url!r}, but no server answers there ({answer.error}). Start it, or "
-        f"mend the address."
+def _expect_answers(servers: list[tuple[str, Server]]) -> None:
+    """Ask all servers at once, but for those whose record is there, which may answer everything by itself."""
+    asked = [(k, s) for k, s in servers if s.record is None or not Path(s.record).is_file()]
+    answers = ask([partial(reach, server, key) for key, server in asked], type(None))
+    for (key, server), answer in zip(asked, answers, strict=True):
+        if isinstance(answer, Failure):
+            raise _told(key, server, answer.error)
+
+
+def _told(key: str, server: Server, error: Exception) -> Exception:
+    if not isinstance(error, LLMFailure):
+        return error
+    return UserError(
+        f"{key}.base_url is {server.base_url!r}, but no server answers there ({error}). Start it, or mend "
+        f"the address."
     )

@@ -21,7 +21,7 @@ from lightning_mtrl.command_line import option_values
 from lightning_mtrl.command_paths import Seed, add_run_options, log_output, open_run
 from lightning_mtrl.counting import counted
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.parsing import command_parser, parse, parse_run
+from lightning_mtrl.parsing import command_parser, load_config, parse, parse_run
 from lightning_mtrl.runs.folder import version_name
 
 if TYPE_CHECKING:
@@ -44,11 +44,14 @@ def _from_run(arguments: Sequence[str]) -> None:
     _add_output(parser)
     options = parse(parser, arguments)
     output, folder = log_output(options.output), open_run(options)
+    config = load_config(folder.config)
+    _expect_groups(options.conversations, config)
+    from lightning_mtrl.readiness import expect_ready
     from lightning_mtrl.recorder import load_run
 
+    seed = config.seed if options.seed is None else options.seed
+    expect_ready(config, "collect", seed)
     run = load_run(folder, options.iteration)
-    _expect_groups(options.conversations, run.config)
-    seed = run.config.seed if options.seed is None else options.seed
     _collect(run.parts, output, options.conversations, seed, version_name(run.iteration))
 
 
@@ -61,7 +64,9 @@ def _from_config(arguments: Sequence[str]) -> None:
     output = log_output(parsed.options.output)
     _expect_groups(parsed.options.conversations, parsed.config)
     from lightning_mtrl.assembly import assemble
+    from lightning_mtrl.readiness import expect_ready
 
+    expect_ready(parsed.config, "collect")
     _collect(
         assemble(parsed.config), output, parsed.options.conversations, parsed.config.seed, version_name(0)
     )

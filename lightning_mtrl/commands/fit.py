@@ -97,10 +97,12 @@ def _start(config: RunConfig, name: str) -> None:
         raise
 
 
-def _expect_ready(config: RunConfig) -> None:
+def _expect_ready(config: RunConfig, resumed: RunFolder | None = None) -> None:
     from lightning_mtrl.readiness import expect_ready
+    from lightning_mtrl.restoring import is_over
 
-    expect_ready(config)
+    if resumed is None or not is_over(config.loop, resumed):
+        expect_ready(config, "fit")
 
 
 def _tell(text: str, processes: Processes) -> None:
@@ -124,6 +126,7 @@ def _resume(config: RunConfig, folder: RunFolder) -> None:
     from lightning_mtrl.launching import launch
 
     processes = launch(config.fabric)
+    processes.first(lambda: _expect_ready(config, folder))
     processes.first(lambda: write_text(folder.config, to_yaml(config)))
     _tell(f"Run folder: {folder.path} (resumed)", processes)
     from lightning_mtrl.loop import PolicyIterationLoop

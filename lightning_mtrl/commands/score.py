@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from lightning_mtrl.command_logs import add_log_options
 from lightning_mtrl.command_paths import add_run_options, log_output, open_run
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.parsing import command_parser, parse
+from lightning_mtrl.parsing import command_parser, load_config, parse
 from lightning_mtrl.rollouts.log_files import expect_logs
 from lightning_mtrl.runs.folder import RunFolder
 
@@ -40,12 +40,14 @@ def main(arguments: Sequence[str]) -> None:
     expect_logs(options.logs)
     if output.resolve() == Path(options.logs).resolve():
         raise UserError(f"--output is {str(output)!r}, the file that is read. Pass another one.")
+    from lightning_mtrl.readiness import expect_ready
     from lightning_mtrl.recorder import load_learner
     from lightning_mtrl.rollouts.log_records import Demands
     from lightning_mtrl.rollouts.log_tokens import LogEncoder
     from lightning_mtrl.rollouts.logs import LoadedLogs, stream_conversations, write_conversations
 
     _expect_critic(folder)
+    expect_ready(load_config(folder.config, environment=False), "logs")
     run = load_learner(folder, options.iteration)
     learner = run.parts
     loaded, demands = LoadedLogs(), Demands(join_consecutive=options.join_consecutive)

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from lightning_mtrl.command_paths import Seed, add_run_options, open_run
-from lightning_mtrl.parsing import command_parser, parse
+from lightning_mtrl.parsing import command_parser, load_config, parse
 from lightning_mtrl.runs.folder import version_name
 
 
@@ -22,8 +22,10 @@ def main(arguments: Sequence[str]) -> None:
     options = parse(_parser(), arguments)
     folder = open_run(options)
     from lightning_mtrl.evaluation.validate import validate
+    from lightning_mtrl.readiness import expect_ready
     from lightning_mtrl.recorder import load_run
 
+    expect_ready(load_config(folder.config), "validate", options.seed)
     run = load_run(folder, options.iteration)
     wanted = run.config.validation
     figures = validate(

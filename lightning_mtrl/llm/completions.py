@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.llm.connection import Connection
 from lightning_mtrl.llm.failures import Attempt, LLMFailure
+from lightning_mtrl.llm.reaching import reach
 from lightning_mtrl.llm.server import Server
 
 # Whatever the server's own defaults are (vLLM takes them from the model's generation_config.json), the plain
@@ -77,6 +78,20 @@ class CompletionClient:
             UserError: if key or address are wrong.
         """
         return await self.connection.ask(lambda library: library.get("/models", cast_to=object), _models)
+
+    async def expect(self, place: str, check: Callable[[tuple[ServedModel, ...]], None]) -> None:
+        """Find out whether the server answers, in a short time, and look at what it has; see `reach`.
+
+        Args:
+            place: key of the server in the configuration, to be told.
+            check: raises what is wrong with the server's models; a server that is too busy to tell them is
+                not checked.
+
+        Raises:
+            LLMFailure: if there is no connection, or no list of models.
+            UserError: if the server is silent, or refuses the key.
+        """
+        await reach(self.connection.server, place, lambda listed: check(_models(listed)))
 
     async def load(self, name: str, path: str) -> None:
         """Let the server read an adapter.

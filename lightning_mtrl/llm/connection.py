@@ -16,22 +16,7 @@ from lightning_mtrl.llm.usage import Usage
 
 Reply = TypeVar("Reply")
 Read = TypeVar("Read")
-_REACH_SECONDS = 10.0
 _NO_KEY = "none"  # the library wants one; servers without keys do not look at it
-
-
-async def _answer(library: Any) -> None:
-    import openai
-
-    try:
-        async with asyncio.timeout(_REACH_SECONDS):
-            await library.get("/models", cast_to=object)
-    except (TimeoutError, openai.APITimeoutError):
-        return
-    except (openai.APIConnectionError, openai.AuthenticationError):
-        raise
-    except (openai.OpenAIError, ValueError):
-        return  # it answers, and need not have this list
 
 
 @dataclass
@@ -88,15 +73,6 @@ class Connection:
                 self.usage.retries += 1
                 await asyncio.sleep(backoff if failed.wait is None else failed.wait)
         raise AssertionError("the last attempt returns or raises")
-
-    async def reach(self) -> None:
-        """Find out whether anything answers at the address, whatever it says; a slow server counts as there.
-
-        Raises:
-            LLMFailure: if there is no connection after all attempts.
-            UserError: if the key is wrong.
-        """
-        await self.ask(_answer, lambda answer: None)
 
     async def _once(self, client: Any, call: Callable[[Any], Awaitable[Reply]], model: str) -> Reply:
         """One attempt.

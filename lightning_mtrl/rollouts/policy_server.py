@@ -116,7 +116,7 @@ class PolicyServer:
 
 
 def expect_server(config: ServingConfig, context_length: int) -> None:
-    """Refuse a server that does not answer, or holds shorter conversations; nothing is changed there.
+    """Refuse a server that does not answer soon, or holds shorter conversations; nothing is changed there.
 
     Args:
         config: where it is.
@@ -125,11 +125,15 @@ def expect_server(config: ServingConfig, context_length: int) -> None:
     Raises:
         UserError: if it does.
     """
-    (answer,) = ask([_client(config).models], tuple)
+    address = str(config.base_url)
+
+    def check(served: tuple[ServedModel, ...]) -> None:
+        _expect_length(served, address, context_length)
+
+    (answer,) = ask([partial(_client(config).expect, "data.server", check)], type(None))
     if isinstance(answer, Failure):
         folder = config.adapter_folder or "the run's folder"
-        raise _told(answer, str(config.base_url), folder) from None
-    _expect_length(answer, str(config.base_url), context_length)
+        raise _told(answer, address, folder) from None
 
 
 def _client(config: ServingConfig) -> CompletionClient:

@@ -89,6 +89,10 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
         (folder / f"merged-{role}").write_text("weights")
         return 0.83
 
+    def expect_ready(config: RunConfig, work: str, seed: int | None = None) -> None:
+        asked.append((f"ready to {work}", {"seed": seed}))
+
+    module("readiness", expect_ready=expect_ready)
     module("recorder", load_run=load_run, load_learner=load_run)
     module("assembly", assemble=lambda config: FakeParts(config, asked))
     module("evaluation.validate", validate=validate)
@@ -103,7 +107,7 @@ def test_validate_measures_the_newest_policy_as_the_run_did(
     assert cli.main(["validate", "--run", "run"]) == 0
     assert json.loads(capsys.readouterr().out) == {"iteration": 2, "success_rate": 0.5}
     expected = {"conversations": 256, "seed": 1_000_000, "gamma": 0.9, "policy": "iteration-0002"}
-    assert calls == [("validate", expected)]
+    assert calls == [("ready to validate", {"seed": None}), ("validate", expected)]
 
 
 def test_what_is_not_finite_is_null_in_what_validate_prints(
@@ -119,12 +123,14 @@ def test_what_is_not_finite_is_null_in_what_validate_prints(
 def test_validate_takes_another_policy_seed_and_number(calls: Calls) -> None:
     options = ["--conversations=7", "--seed=0", "--iteration=0"]
     assert cli.main(["validate", "--run_dir=run", *options]) == 0
-    assert calls == [("validate", {"conversations": 7, "seed": 0, "gamma": 0.9, "policy": "iteration-0000"})]
+    expected = {"conversations": 7, "seed": 0, "gamma": 0.9, "policy": "iteration-0000"}
+    assert calls == [("ready to validate", {"seed": 0}), ("validate", expected)]
 
 
 def test_collect_takes_the_policy_of_a_run(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["collect", "--run=run", "--output=new/out.jsonl", "--conversations=2", "--seed=1"]) == 0
-    assert calls == [("collect policy", {"conversations": 2, "seed": 1, "policy": "iteration-0002"})]
+    expected = {"conversations": 2, "seed": 1, "policy": "iteration-0002"}
+    assert calls == [("ready to collect", {"seed": 1}), ("collect policy", expected)]
     assert Path("new/out.jsonl").read_text() == "own\nexplored\nled\nnamed"
     said = capsys.readouterr().out
     assert "4 conversations of iteration-0002 in new/out.jsonl" in said
@@ -135,7 +141,8 @@ def test_collect_takes_the_policy_of_a_run(calls: Calls, capsys: pytest.CaptureF
 def test_collect_takes_pi_0_of_a_configuration(calls: Calls) -> None:
     Path("c.yaml").write_text("data: {conversations: 12}\n")
     assert cli.main(["collect", "--config=c.yaml", "--output", "out.parquet", "--seed", "8"]) == 0
-    assert calls == [("collect policy", {"conversations": 12, "seed": 8, "policy": "iteration-0000"})]
+    expected = {"conversations": 12, "seed": 8, "policy": "iteration-0000"}
+    assert calls == [("ready to collect", {"seed": None}), ("collect policy", expected)]
 
 
 @pytest.mark.parametrize(

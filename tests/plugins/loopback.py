@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,3 +28,24 @@ def listening(handler: type[QuietHandler]) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def answering(status: int, body: str = "{}", seconds: float = 0.0, **headers: str) -> Iterator[str]:
+    """The address, up to "/v1", of a server that answers every GET so, after a while."""
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:
+            time.sleep(seconds)
+            try:
+                self.send_response(status)
+                for name, value in {"content-type": "application/json", **headers}.items():
+                    self.send_header(name.replace("_", "-"), value)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+            except ConnectionError:
+                return  # the client did not wait
+
+    with listening(Handler) as address:
+        yield f"{address}/v1"
