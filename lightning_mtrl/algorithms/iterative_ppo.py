@@ -147,7 +147,8 @@ class IterativePPO(Algorithm):
         if not signal.trusted:
             context.say(f"No step is taken: {signal.reason}.")
             return Improvement({}, accepted=False)
-        kept = {name: module.state() for name, (module, _) in self.modules().items() if name != "critic"}
+        improved = [stepper for stepper in (self.policy_stepper, self.value_stepper) if stepper is not None]
+        learned, kl_coef = [stepper.learned() for stepper in improved], self.improver.kl_coef
         metrics = self.improver.run(data.states(data.train_conversations))
         after = self.improver.sample(held_out, context.seed + CERTIFICATE_STREAM)
         gain, low, high = self.improver.gain(before, after)
@@ -162,8 +163,9 @@ class IterativePPO(Algorithm):
                 f"The step is taken back: its gain in Q is {gain:z.4f}, "
                 f"95% interval {low:z.4f} to {high:z.4f}."
             )
-            for name, state in kept.items():
-                self.modules()[name][0].load_state(state)
+            for stepper, before_it in zip(improved, learned, strict=True):
+                stepper.go_back(before_it)
+            self.improver.kl_coef = kl_coef
         return Improvement({**metrics, "accepted": float(accepted)}, accepted)
 
     def converged(self, signal: Signal) -> bool:

@@ -115,7 +115,10 @@ class EvaluationConfig:
 def fit_critic(
     inputs: CriticInputs, stepper: Stepper, config: EvaluationConfig, targets: FitTargets
 ) -> QReport:
-    """Fit the critic on the training conversations and keep the weights that did best on held-out ones.
+    """Fit the critic on the training conversations and keep what did best on held-out ones.
+
+    Weights and optimizer both go back to it, so that a fit which went on for too long leaves the same critic
+    as one that ended there, and the next one does not begin with the momentum of steps that were given up.
 
     Where the targets move with the critic, that is done anew after each refresh: losses against different
     targets cannot be compared, and fitting goes on to the last epoch.
@@ -126,16 +129,16 @@ def fit_critic(
     Raises:
         UserError: for a return that the critic's loss is not for, before anything has moved.
     """
-    critic, data = inputs.critic, inputs.context.datamodule
+    data = inputs.context.datamodule
     held_out = data.validation_conversations
     inputs.check_returns([*data.train_conversations, *held_out])
     measured = [batch for _, batch in inputs.batches(held_out)]
-    best, best_state, stale = float("inf"), critic.state(), 0
+    best, best_learned, stale = float("inf"), stepper.learned(), 0
     progress = PhaseProgress("evaluate", "epoch")
     epochs = progress.over(islice(inputs.epochs(), config.epochs), config.epochs)
     for number, batches in enumerate(epochs):
         if number == 0 or (targets.moving and number % config.target_refresh == 0):
-            critic.load_state(best_state)
+            stepper.go_back(best_learned)
             targets.refresh()
             goals = [targets.on(batch) for batch in measured]
             best, stale = _loss(inputs, goals), 0
@@ -146,10 +149,10 @@ def fit_critic(
         progress.show(held_out_loss=loss, best=min(loss, best))
         stale = 0 if loss < best else stale + 1
         if stale == 0:
-            best, best_state = loss, critic.state()
+            best, best_learned = loss, stepper.learned()
         elif stale >= config.patience and not targets.moving:
             break
-    critic.load_state(best_state)
+    stepper.go_back(best_learned)
     targets.refresh()
     return measure(inputs, held_out, targets)
 

@@ -85,7 +85,8 @@ class SingleTurnImprover:
             progress.show(mean_q=measured["q"], kl=measured["kl"])
             if self.config.kl_ceiling is not None and measured["kl"] > self.config.kl_ceiling:
                 break
-            self._adapt(measured["kl"])
+            if len(history) > 1:  # before the first steps the policy is pi_i, and its KL to it 0
+                self._adapt(measured["kl"])
             for _ in range(self.config.epochs):
                 self._epoch(batch, generator)
         recomputed = sum(measured["behaviour_recomputed"] for measured in history)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,19 @@ from lightning_mtrl.modules.step_metrics import StepMetrics
 Batch = Any  # a TokenBatch or TurnFeatures; a step's parts are of the same kind as the step
 Rows = slice | Tensor
 Cut = Callable[[Batch, int | None], Iterable[Rows]]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a module has learned until some moment, to go back to; on the CPU.
+
+    Attributes:
+        weights: the module's own.
+        optimizer: state of its optimizer, without which the next step would follow what was given up.
+    """
+
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Any]
 
 
 class Stepper:
@@ -79,6 +93,16 @@ class Stepper:
         # Its own mode comes last, since they share a backbone, and a policy must be without dropout.
         for each in (*self.followers, self):
             each.module.train()
+
+    def learned(self) -> Learned:
+        """Weights and optimizer as they are now; all processes together."""
+        return Learned(self.module.module.state(), _copied(self.optimizer.state_dict()))
+
+    def go_back(self, learned: Learned) -> None:
+        """Go on from `learned` as if nothing had come after it; all processes together."""
+        self.module.module.load_state(learned.weights)
+        # The optimizer goes on with the very tensors that it is given, and this may not be the last return.
+        self.optimizer.load_state_dict(_copied(learned.optimizer))
 
     def step(self, batch: TokenBatch | TurnFeatures, cut: Cut | None = None) -> float:
         """Take one step on a batch whose weights sum to 1; returns the loss (NaN if it was skipped).
@@ -203,3 +227,16 @@ def begin(steppers: Sequence[Stepper]) -> None:
 def _in_order(batch: Batch, size: int | None) -> Iterator[slice]:
     size = size or len(batch)
     return (slice(start, start + size) for start in range(0, len(batch), size))
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer, with tensors of its own on the CPU."""
+    moments = {
+        number: {name: _own(value) for name, value in values.items()}
+        for number, values in state["state"].items()
+    }
+    return {**state, "state": moments, "param_groups": [dict(group) for group in state["param_groups"]]}
+
+
+def _own(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -110,6 +111,37 @@ def test_a_step_without_a_certain_gain_is_taken_back(monkeypatch: pytest.MonkeyP
     assert not improvement.accepted
     assert improvement.metrics["gain_low"] == -0.02
     assert any("taken back" in text for text in said)
+
+
+def _learned(parts: Parts) -> dict[str, Any]:
+    """All that a step changes: weights, optimizers, and what else the algorithm keeps."""
+    found = {name: (m.state(), o.state_dict()) for name, (m, o) in parts.algorithm.modules().items()}
+    del found["critic"]  # fitted before the step, whatever becomes of that
+    return copy.deepcopy({**found, "kl_coef": parts.algorithm.state()["kl_coef"]})
+
+
+def test_a_step_taken_back_leaves_no_momentum_and_no_kl_coef(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = _parts("GAE", rounds=2, kl_target=0.1)
+    certificates = iter([(0.1, 0.05, 0.2), (0.01, -0.02, 0.04)])
+    monkeypatch.setattr(parts.algorithm.improver, "gain", lambda before, after: next(certificates))
+    assert _step(parts)[1].accepted
+    kept = _learned(parts)
+    moments = kept["policy"][1]["state"].values()
+    assert all(state["step"] > 0 and state["exp_avg"].abs().sum() > 0 for state in moments)
+    _, improvement, moved = _step(parts)
+    assert not moved
+    assert improvement.metrics["kl_coef"] != kept["kl_coef"]
+    torch.testing.assert_close(_learned(parts), kept, rtol=0, atol=0)
+
+
+def test_the_kl_coefficient_is_adapted_after_every_round_but_the_first() -> None:
+    """Before the first round's steps the policy is pi_i; its KL of 0 says nothing of the coefficient."""
+    _, still, _ = _step(_parts(rounds=3, learning_rate=0.0, kl_coef=0.5, kl_target=0.1, accept="always"))
+    assert still.metrics["kl_coef"] == pytest.approx(0.5 * 0.98**2)
+    _, fast, _ = _step(_parts(rounds=2, learning_rate=0.02, kl_coef=0.5, kl_target=1e-3, accept="always"))
+    assert fast.metrics["kl_coef"] == pytest.approx(0.5 * 1.02)
+    with pytest.raises(UserError, match=r"improvement\.rounds is 1, .*kl_coef is adapted after the first"):
+        ImprovementConfig(rounds=1, kl_target=0.1)
 
 
 def test_the_kl_ceiling_stops_an_iterations_improvement() -> None:

@@ -322,3 +322,28 @@ def test_every_step_is_counted_for_the_logs() -> None:
     stepper, _ = _trained(on_step=lambda: steps.append(1))
     stepper.step(_broken("advantages"))
     assert len(steps) == 2
+
+
+@pytest.mark.parametrize("kind", ["critic", "policy", "value"])
+@pytest.mark.parametrize("earlier_steps", [0, 2])
+def test_going_back_is_as_if_nothing_had_come_after(kind: str, earlier_steps: int) -> None:
+    """To the last bit, moments and step counts too; and more than once."""
+    batch = conversations_batch(TALKS) if kind == "critic" else _improvement()
+    module = _module(kind)
+    stepper = Stepper(small_context(module.backbone), module, 1.0, None)
+
+    def moved() -> list[Tensor]:
+        stepper.step(batch)
+        return [weights.clone() for weights in own_weights(module)]
+
+    for _ in range(earlier_steps):
+        moved()
+    learned, before = stepper.learned(), [weights.clone() for weights in own_weights(module)]
+    wanted = [moved(), moved()]
+    assert not any(torch.equal(a, b) for a, b in zip(wanted[0], before, strict=True))
+    for _ in range(2):
+        moved()
+        stepper.go_back(learned)
+        assert all(torch.equal(a, b) for a, b in zip(own_weights(module), before, strict=True))
+        for after in wanted:
+            assert all(torch.equal(a, b) for a, b in zip(moved(), after, strict=True))

@@ -82,6 +82,14 @@ def test_a_checkpoint_of_two_processes_is_whole_and_goes_on(
                     assert torch.allclose(stored["state"][number][name], value, atol=1e-5)
 
 
+def test_steps_that_were_taken_back_leave_nothing_behind(
+    alone: dict[str, Any], both: list[dict[str, Any]]
+) -> None:
+    for found in (alone, *both):
+        assert _apart(found["taken back"]["again"], found["taken back"]["once"]) == 0.0
+        assert _apart(found["taken back"]["once"], alone["taken back"]["once"]) < 1e-5
+
+
 def test_a_role_is_not_read_while_it_is_shared_out(alone: dict[str, Any], both: list[dict[str, Any]]) -> None:
     assert alone["unready"] is None
     for found in both:

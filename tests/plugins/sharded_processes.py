@@ -27,6 +27,7 @@ def found_by(processes: Processes) -> dict[str, Any]:
         "steps": {rows: _Trained(processes).after_steps(rows) for rows in ROWS},
         "memory": _Trained(processes, lambda rank: 1 if rank == 1 else 8).after_steps(7),
         "resumed": _resumed(processes),
+        "taken back": _taken_back(processes),
         "numbers": _numbers(processes),
         "unready": caught(lambda: _backbone(processes).causal("policy")),
         "trained base": caught(lambda: _Trained(processes).after_steps(1, then=_read_base)),
@@ -97,6 +98,18 @@ def _resumed(processes: Processes) -> dict[str, Any]:
         "went on": (first.step(7), first.weights())[1],
         "began again": (second.step(7), second.weights())[1],
     }
+
+
+def _taken_back(processes: Processes) -> dict[str, Any]:
+    """A step after another one, then both again from before them."""
+    trained = _Trained(processes)
+    trained.step(7)
+    learned = [stepper.learned() for stepper in trained.steppers]
+    once = trained.after_steps(1)["weights"]
+    trained.step(7)
+    for stepper, before in zip(trained.steppers, learned, strict=True):
+        stepper.go_back(before)
+    return {"once": once, "again": trained.after_steps(1)["weights"]}
 
 
 def _numbers(processes: Processes) -> dict[str, int]:

@@ -1,0 +1,48 @@
+"""Fitting the Q-critic: what is kept of a fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from small_models import small_backbone, small_context, some_talks
+
+from lightning_mtrl.algorithms import policy_evaluation
+from lightning_mtrl.algorithms.critic_inputs import CriticInputs
+from lightning_mtrl.algorithms.off_policy_targets import fit_targets
+from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic
+from lightning_mtrl.algorithms.stepping import Learned, Stepper
+from lightning_mtrl.modules.q_critic import QCritic
+
+
+def _fit(losses: list[float], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Learned:
+    """What a critic has learned after a fit with these held-out losses: before it, and after each epoch."""
+    backbone = small_backbone(["policy"])
+    context = small_context(backbone, seed=5)
+    context.datamodule.set_rollouts(some_talks(12))
+    config = EvaluationConfig(epochs=len(losses) - 1, **options)
+    critic = QCritic(backbone, td_lambda=config.td_lambda, learning_rate=1e-2)
+    inputs, stepper = CriticInputs(critic, context), Stepper(context, critic, 1.0, None)
+    told = iter(losses)
+    monkeypatch.setattr(policy_evaluation, "_loss", lambda *_: next(told))
+    fit_critic(inputs, stepper, config, fit_targets(inputs, config))
+    assert [*told] == []
+    return stepper.learned()
+
+
+@pytest.mark.parametrize("options", [{}, {"td_lambda": 0.5, "target_refresh": 3}], ids=["log", "moving"])
+def test_a_fit_that_went_on_for_too_long_leaves_the_critic_and_the_optimizer_of_one_that_ended(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = _fit([0.9, 0.5], monkeypatch, **options)
+    too_long = _fit([0.9, 0.5, 0.6, 0.7], monkeypatch, **options)
+    assert ended.optimizer["state"]
+    torch.testing.assert_close(vars(too_long), vars(ended), rtol=0, atol=0)
+
+
+def test_a_fit_that_did_harm_alone_leaves_the_critic_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    harmed = _fit([0.4, 0.5, 0.6], monkeypatch)
+    assert harmed.optimizer["state"] == {}
+    untouched = QCritic(small_backbone(["policy"])).state()
+    torch.testing.assert_close(harmed.weights, untouched, rtol=0, atol=0)
