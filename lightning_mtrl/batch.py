@@ -75,7 +75,9 @@ def _chosen(value: Any, index: slice | Tensor, size: int, width: int, needed: in
 
 def _at_rows(value: Any, index: slice | Tensor, size: int) -> Any:
     if isinstance(value, tuple):
-        return tuple(value[i] for i in torch.arange(size)[index].tolist())
+        # An index on an accelerator takes rows of what lies there, and nothing that is on the CPU.
+        places = torch.arange(size)[index.cpu() if isinstance(index, Tensor) else index]
+        return tuple(value[i] for i in places.tolist())
     return value[index] if isinstance(value, Tensor) else value
 
 
