@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lightning_mtrl.evaluation.intervals import paired_interval
+from lightning_mtrl.evaluation.intervals import mean_interval
 from lightning_mtrl.rollouts.logs import read_conversations
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,7 +82,8 @@ def test_three_steps_from_logs_raise_the_true_value_at_every_step(tmp_path: Path
     rises = [fmean(after) - fmean(before) for before, after in pairwise(measured)]
     assert min(rises) > 0, (rises, list(map(fmean, measured)))
     for before, after in pairwise(measured):
-        assert paired_interval(after, before)[0] > 0, list(map(fmean, measured))
+        gains = [a - b for a, b in zip(after, before, strict=True)]
+        assert mean_interval(gains)[0] > 0, list(map(fmean, measured))
     for before, after in pairwise(range(4)):
         found = _compared(tmp_path, f"measured-{before}.jsonl", f"measured-{after}.jsonl", conversations=500)
         assert found["p_value"] < 0.05, (before, found)

@@ -40,10 +40,12 @@ class ScoredGroups:
     Attributes:
         batch: the packed tokens.
         q: Q of each response, in units of reward.
+        owners: what each state comes from (`State.owner`).
     """
 
     batch: GroupBatch
     q: Float[Tensor, "S n"]
+    owners: tuple[str, ...]
 
 
 class SingleTurnImprover:
@@ -96,23 +98,23 @@ class SingleTurnImprover:
     def sample(self, states: Sequence[State], seed: int, role: str = "policy") -> ScoredGroups:
         """Sample responses for each state and score them with Q."""
         # States of similar length stand together, so that a pass over some of them has little padding.
-        prefixes = sorted((state.ids for state in states), key=len)
-        responses = sample_responses(self.context, prefixes, self.config.samples, seed, role)
-        return self.score(prefixes, responses)
+        states = sorted(states, key=lambda state: len(state.ids))
+        prefixes = [state.ids for state in states]
+        return self.score(states, sample_responses(self.context, prefixes, self.config.samples, seed, role))
 
     @torch.no_grad()
-    def score(
-        self, prefixes: Sequence[Sequence[int]], responses: Sequence[Sequence[SampledResponse]]
-    ) -> ScoredGroups:
+    def score(self, states: Sequence[State], responses: Sequence[Sequence[SampledResponse]]) -> ScoredGroups:
         """Q of given responses, one pass for each state."""
         self.critic.eval()
+        prefixes = [state.ids for state in states]
         batch = group_batch(prefixes, responses, self.glue).to(self.context.fabric.device)
         with self.context.backbone.whole(self.critic.role), self.context.fabric.autocast():
             parts = self.processes.over(
                 self._passes(batch),
                 lambda passes: [self.critic.values(batch.rows(rows)).cpu() for rows in passes],
             )
-        return ScoredGroups(batch, torch.cat(parts).to(batch.input_ids.device))
+        owners = tuple(state.owner for state in states)
+        return ScoredGroups(batch, torch.cat(parts).to(batch.input_ids.device), owners)
 
     @torch.no_grad()
     def prepare(self, scored: ScoredGroups) -> tuple[ImprovementBatch, dict[str, float]]:
@@ -139,9 +141,12 @@ class SingleTurnImprover:
         return improvement, {**self._measured(scored, kl, mask, advantages), **agreement}
 
     def gain(self, before: ScoredGroups, after: ScoredGroups) -> tuple[float, float, float]:
-        """E_{a~pi'}[Q] - E_{a~pi}[Q] on the same states, with its 95% interval (Theorem 1's precondition)."""
+        """E_{a~pi'}[Q] - E_{a~pi}[Q] on the same states, with its 95% interval (Theorem 1's precondition).
+
+        The interval is robust to what states of one conversation, group or customer have in common.
+        """
         difference = (after.q.mean(1) - before.q.mean(1)).tolist()
-        low, high = mean_interval(difference)
+        low, high = mean_interval(difference, clusters=before.owners)
         return sum(difference) / len(difference), low, high
 
     @torch.no_grad()

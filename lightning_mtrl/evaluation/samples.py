@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from lightning_mtrl.evaluation.intervals import success_interval
+from lightning_mtrl.evaluation.intervals import mean_interval, success_interval
 from lightning_mtrl.evaluation.rates import RateDifference
 
 Floats = NDArray[np.float64]
@@ -80,8 +80,7 @@ class Sample:
         """Interval of the mean: Wilson's for 0 and 1 without clusters, else Student's."""
         if self.is_binary and self.num_clusters == len(self):
             return success_interval(self.successes, len(self), confidence)
-        half = _half_width(math.sqrt(self.variance()), confidence, self.num_clusters - 1)
-        return self.mean - half, self.mean + half
+        return mean_interval(self.outcomes.tolist(), confidence, self.clusters.tolist())
 
     def design_effect(self) -> float:
         """How many times the variance of the mean is that without clusters, at least 1."""

@@ -31,11 +31,14 @@ class State:
         ids: all token ids before the response.
         conversation_id: the conversation it comes from.
         turn: number of the response that followed, from 1.
+        owner: what it comes from, as a split keeps it together (`owners`): states of one owner are not
+            independent of each other.
     """
 
     ids: tuple[int, ...]
     conversation_id: str
     turn: int
+    owner: str
 
 
 class RolloutDataModule(LightningDataModule):
@@ -160,7 +163,9 @@ class RolloutDataModule(LightningDataModule):
 
     def states(self, conversations: Sequence[Conversation]) -> list[State]:
         """The state before each response that is learned from, in order; nobody acts after the last one."""
-        return [state for c in conversations for state in _states(self._prepared(c))]
+        names = owners(conversations)
+        named = zip(conversations, names, strict=True)
+        return [state for c, name in named for state in _states(self._prepared(c), name)]
 
     def outcomes(self) -> dict[str, float]:
         """Outcome of each conversation by its id, where it is known."""
@@ -249,9 +254,9 @@ class _Batches(Dataset[ConversationBatch]):
         )
 
 
-def _states(conversation: Conversation) -> Iterator[State]:
+def _states(conversation: Conversation, owner: str) -> Iterator[State]:
     ids = conversation.prompt_ids
     for number, turn in enumerate(conversation.turns, start=1):
         if turn.trained:
-            yield State(ids, conversation.id, number)
+            yield State(ids, conversation.id, number, owner)
         ids = (*ids, *turn.response_ids, *turn.observation_ids)

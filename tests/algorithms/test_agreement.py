@@ -25,6 +25,7 @@ from lightning_mtrl.config import ClassSpec, DataConfig, ModelConfig, RunConfig
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.policy import Policy
 from lightning_mtrl.modules.q_critic import QCritic
+from lightning_mtrl.rollouts.datamodule import State
 from lightning_mtrl.rollouts.engine import SampledResponse, sample_groups
 from lightning_mtrl.rollouts.groups import Glue, group_batch
 from lightning_mtrl.rollouts.sampling import SamplingConfig
@@ -153,7 +154,7 @@ def test_iterative_ppo_computes_them_anew_in_its_rounds_too() -> None:
     states = [[5, 9, 2, 3], [5, 9, 9, 2, 3]]
     wrong = [[SampledResponse((7, 8, 2), (-9.0,) * 3, True), SampledResponse((4, 2), (-9.0,) * 2, True)]] * 2
     for _ in range(2):
-        scored = improver.score(states, wrong)
+        scored = improver.score([State(tuple(ids), "c", 1, "c") for ids in states], wrong)
         batch, metrics = improver.prepare(scored)
         assert metrics["behaviour_recomputed"] == 1.0
     assert len(said) == 1

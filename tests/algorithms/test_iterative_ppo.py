@@ -168,7 +168,7 @@ def test_the_kl_is_the_mean_log_ratio_of_whole_responses() -> None:
     improver = SingleTurnImprover(
         ImprovementConfig(samples=3), RLOO(), critic, Stepper(context, policy, 1.0, None), None, context
     )
-    states = [State((USER, 13, END, BOT), "a", 1), State((USER, 12, 12, END, BOT), "b", 1)]
+    states = [State((USER, 13, END, BOT), "a", 1, "a"), State((USER, 12, 12, END, BOT), "b", 1, "b")]
     scored = improver.sample(states, seed=3)
     ratios = []
     for row in range(2):

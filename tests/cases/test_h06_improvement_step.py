@@ -17,6 +17,7 @@ from lightning_mtrl.batch import TokenBatch
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
+from lightning_mtrl.rollouts.datamodule import State
 from lightning_mtrl.rollouts.engine import SampledResponse
 
 # The rows of the case: one, nine, two and four trainable tokens.
@@ -53,7 +54,8 @@ def _after_a_step(order: list[int], size: int, mean_over: Any, learning_rate: fl
         [SampledResponse(t.response_ids, t.behaviour_logprobs, True) for t in talk.turns] for talk in TALKS
     ]
     batch: TokenBatch
-    batch, _ = improver.prepare(improver.score([talk.prompt_ids for talk in TALKS], responses))
+    states = [State(talk.prompt_ids, talk.id, 1, talk.id) for talk in TALKS]
+    batch, _ = improver.prepare(improver.score(states, responses))
     assert batch.response_mask.sum(1).tolist() == [1, 9, 2, 4]
     for stepper in steppers:
         stepper.step(batch.rows(torch.tensor(order)))

@@ -183,6 +183,17 @@ def test_states_are_what_stood_before_each_response(chat: ChatTokenizer) -> None
     assert [(s.conversation_id, s.turn) for s in (first, second)] == [("c", 1), ("c", 2)]
 
 
+def test_states_tell_which_of_them_belong_together(chat: ChatTokenizer) -> None:
+    """By conversation; by group and by customer where these are known, as a split does."""
+    data = RolloutDataModule(_talks(2), tokenizer=chat)
+    group = [_talk(n, policy="p", seed=7, group=3) for n in (2, 3)]
+    customer = [_talk(n, metadata={"customer": "x"}) for n in (4, 5, 6)]
+    states = data.states([_talk(0), _talk(1), *group, *customer])
+    assert len(states) == 14
+    assert [len({s.owner for s in states[a:b]}) for a, b in ((0, 2), (2, 4), (4, 8), (8, 14))] == [1] * 4
+    assert len({s.owner for s in states}) == 4
+
+
 def _led_under(persona: str, chat: ChatTokenizer, system: str | None) -> Conversation:
     """As a collector records it: prompt and ids as they were sampled from, and the persona by its text."""
     words = "\n\n".join(filter(None, (system, persona)))
