@@ -87,20 +87,17 @@ def coverage(
 
     # Equal responses differ by rounding when they stand in batches of another width.
     limit = distance(_logged(inputs, data.validation_conversations)).quantile(NEAR) + ROUNDING
-    near = [(distance(_sampled(improver, scored)) <= limit).float().mean() for scored in (before, after)]
+    near = [(distance(_sampled(inputs, scored)) <= limit).float().mean() for scored in (before, after)]
     usual = improver.reference_log_likelihood(before).quantile(1 - USUAL) - ROUNDING
     said = (improver.reference_log_likelihood(after) >= usual).float().mean()
     return Coverage(near[0].item(), near[1].item(), said.item())
 
 
-@torch.no_grad()
-def _sampled(improver: SingleTurnImprover, scored: ScoredGroups) -> Float[Tensor, "N H"]:
+def _sampled(inputs: CriticInputs, scored: ScoredGroups) -> Float[Tensor, "N H"]:
     batch = scored.batch
     size = rows_in_pass(batch.input_ids.size(1), SCORING_STATES)
     passes = [slice(start, start + size) for start in range(0, len(batch), size)]
-    with improver.context.backbone.whole("base"), improver.context.fabric.autocast():
-        parts = [improver.critic.read_base(batch.rows(rows)) for rows in passes]
-    return torch.cat(parts).flatten(0, 1)
+    return torch.cat(inputs.read_base(passes, batch.rows)).flatten(0, 1).to(batch.input_ids.device)
 
 
 def _logged(inputs: CriticInputs, conversations: list[Conversation]) -> Float[Tensor, "N H"]:

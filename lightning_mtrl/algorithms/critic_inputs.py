@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.passes import rows_in_pass
-from lightning_mtrl.batch import ConversationBatch, TurnFeatures, collate
+from lightning_mtrl.batch import ConversationBatch, TokenBatch, TurnFeatures, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.workload import Extent, Pass
@@ -87,21 +87,35 @@ class CriticInputs:
         features = pad_sequence(rows, batch_first=True)
         return TurnFeatures(features, batch.turn_mask, batch.turn_rewards, batch.turn_weights, batch.ids)
 
+    def read_base(
+        self, passes: Sequence[T], batch_of: Callable[[T], TokenBatch]
+    ) -> list[Float[Tensor, "B K H"]]:
+        """What the frozen base computes at the critic's reading places, one pass after another.
+
+        The processes share the passes out among them, and all get all results, on the CPU.
+
+        Args:
+            passes: what is read, the same on all processes.
+            batch_of: makes a batch of a pass, on this process's device or not.
+        """
+
+        def read(mine: Sequence[T]) -> list[Tensor]:
+            with torch.no_grad(), self.context.fabric.autocast():
+                batches = (batch_of(one).to(self.context.fabric.device) for one in mine)
+                return [self.critic.read_base(batch).cpu() for batch in batches]
+
+        with self.context.backbone.whole("base"):
+            return self.context.processes.over(passes, read)
+
     def _keep(self, conversations: Sequence[Conversation]) -> None:
         missing = [c for c in conversations if id(c) not in self._kept]
         if not missing:
             return
         passes = [[missing[place] for place in places] for places in _by_length(missing)]
-        with self.context.backbone.whole("base"):
-            found = self.context.processes.over(passes, self._read_base)
+        found = self.read_base(passes, self._collated)
         for chosen, read in zip(passes, found, strict=True):
             for conversation, row in zip(chosen, read.to(self.context.fabric.device), strict=True):
                 self._kept[id(conversation)] = (conversation, row[: len(conversation.turns)])
-
-    @torch.no_grad()
-    def _read_base(self, passes: Sequence[Sequence[Conversation]]) -> list[Float[Tensor, "B K H"]]:
-        with self.context.fabric.autocast():
-            return [self.critic.read_base(self._collated(chosen)).cpu() for chosen in passes]
 
     def _collated(self, conversations: Sequence[Conversation]) -> ConversationBatch:
         chat = self.context.chat

@@ -81,16 +81,10 @@ class NextResponses:
                 found[place][turn] = value
         return found
 
-    @torch.no_grad()
     def _read(self, batches: list[GroupBatch]) -> Sequence[GroupBatch | TurnFeatures]:
         if self.critic.owns_role:
             return batches
-        device = self.inputs.context.fabric.device
-        with self.inputs.context.fabric.autocast():
-            features = self.inputs.over(
-                batches, lambda mine: [self.critic.read_base(batch.to(device)).cpu() for batch in mine]
-            )
-        return [_as_features(read) for read in features]
+        return [_as_features(read) for read in self.inputs.read_base(batches, lambda batch: batch)]
 
 
 def _next_states(conversations: Sequence[Conversation]) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:

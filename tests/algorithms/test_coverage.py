@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -41,15 +40,12 @@ def _measured(known: Tensor, held_out: Tensor, before: ScoredGroups, after: Scor
         return SimpleNamespace(features=found, turn_mask=torch.ones(found.shape[:2], dtype=torch.bool))
 
     data = SimpleNamespace(train_conversations=["train"], validation_conversations=["held out"])
-    inputs = SimpleNamespace(context=SimpleNamespace(datamodule=data), features=features)
-    improver = SimpleNamespace(
-        context=SimpleNamespace(
-            fabric=SimpleNamespace(autocast=nullcontext),
-            backbone=SimpleNamespace(whole=lambda role: nullcontext()),
-        ),
-        critic=SimpleNamespace(read_base=lambda batch: batch.features),
-        reference_log_likelihood=lambda scored: scored.batch.likelihoods.flatten(),
+    inputs = SimpleNamespace(
+        context=SimpleNamespace(datamodule=data),
+        features=features,
+        read_base=lambda passes, batch_of: [batch_of(one).features for one in passes],
     )
+    improver = SimpleNamespace(reference_log_likelihood=lambda scored: scored.batch.likelihoods.flatten())
     return coverage(cast(SingleTurnImprover, improver), before, after, cast(CriticInputs, inputs))
 
 

@@ -242,6 +242,19 @@ def test_a_run_ends_though_a_process_has_no_conversation(
     assert len(found) == int(options[0].partition("=")[2])
 
 
+def test_fresh_responses_are_read_by_a_base_that_is_shared_out(tmp_path: Path) -> None:
+    evaluation = "{epochs: 1, trunk: frozen, target: expected_sarsa, next_samples: 2}"
+    ended(
+        begun_fit(
+            *("iterative_ppo", tmp_path, f"--run_dir={tmp_path / 'run'}", *TWO, *FULL),
+            *("--fabric.strategy=fsdp", f"--algorithm.init_args.evaluation={evaluation}"),
+        )
+    )
+    logged = {name: value for (_, _, name), value in metrics(tmp_path / "run").items()}
+    assert 0.0 < logged["critic/q_loss"] < 2.0
+    assert 0.0 <= logged["policy/near_data"] <= 1.0
+
+
 def test_a_mistake_is_told_once(tmp_path: Path) -> None:
     late = begun_fit("outcome_only", tmp_path, f"--run_dir={tmp_path / 'run'}", *TWO, "--data.group_size=3")
     _, err = ended(late, code=2)
