@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -53,8 +53,11 @@ class Recorder:
     def __init__(self, config: RunConfig, folder: RunFolder, processes: Processes) -> None:
         self.config, self.folder, self.processes = config, folder, processes
         newest, self._is_new = processes.first(lambda: (latest_checkpoint(folder), folder.is_new))
-        self.checkpointed = processes.together(lambda: load_checkpoint(newest) if newest else None)
-        self.clock = clock_at(self.checkpointed)
+        found = processes.together(lambda: load_checkpoint(newest) if newest else None)
+        self.clock = clock_at(found)
+        #: the checkpoint that the run goes on from, without its weights and optimizers
+        self.checkpointed = found and replace(found, tensors={}, optimizers={})
+        self._unread = found  # with them, until `resume`
         self.summary = processes.first(lambda: Summary.open(folder.summary))
         self.log = RunLog(folder, config.loggers if processes.is_first else [], self.clock)
         self._used = METER.total()
@@ -65,13 +68,13 @@ class Recorder:
         return self.log.loggers
 
     def resume(self, parts: Parts) -> int:
-        """Put the newest checkpoint's state into the parts; returns the iteration to go on with."""
-        if self.checkpointed is None:
+        """Put the newest checkpoint's state into the parts, once; returns the iteration to go on with."""
+        state, self._unread = self._unread, None
+        if state is None:
             if not self._is_new:
                 self.say("The run ended before its first checkpoint, so it starts again from pi_0.")
             self._note_optimum(parts)
             return 0
-        state = self.checkpointed
         restore(parts, state)
         self.say(f"Resumed after iteration {state.iteration}.")
         return state.iteration

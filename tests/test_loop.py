@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lightning_mtrl import cli, recorder
-from lightning_mtrl.runs.checkpoint import load_checkpoint
+from lightning_mtrl.config import LoopConfig
+from lightning_mtrl.loop import PolicyIterationLoop
+from lightning_mtrl.parsing import load_config
+from lightning_mtrl.runs.checkpoint import CheckpointState, load_checkpoint
+from lightning_mtrl.runs.folder import RunFolder
 from lightning_mtrl.runs.summary import Summary
 
 CONFIG = """
@@ -113,3 +120,27 @@ def test_a_run_with_all_iterations_done_says_how_to_go_on(
     assert policies(run) == [0, 1, 2]
     assert cli.main([*again, "--loop.iterations=3"]) == 0
     assert policies(run) == [0, 1, 2, 3]
+
+
+def test_a_resumed_run_does_not_keep_its_checkpoint_in_memory(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is as large as all weights and optimizers together, and put into them once."""
+    loaded: list[weakref.ref[CheckpointState]] = []
+
+    def noted(path: Path) -> CheckpointState:
+        state = load_checkpoint(path)
+        loaded.append(weakref.ref(state))
+        return state
+
+    monkeypatch.setattr(recorder, "load_checkpoint", noted)
+    config = replace(load_config(run / "config.yaml"), loop=LoopConfig(iterations=3))
+    loop = PolicyIterationLoop(config, RunFolder.open(run))
+    (kept,) = loaded
+    assert kept() is not None
+    assert loop.recorder.resume(loop.parts) == 2
+    gc.collect()
+    assert kept() is None
+    assert loop.recorder.checkpointed is not None
+    assert loop.recorder.checkpointed.loop["converged"]
+    loop.recorder.close(loop.parts)
