@@ -17,12 +17,16 @@ def copy_stored(role: str, state: Mapping[str, Tensor], target: Mapping[str, Ten
     Raises:
         UserError: if names or shapes do not fit, as for an adapter of another base.
     """
-    wrong = sorted(set(target) ^ set(state)) or [n for n in target if target[n].shape != state[n].shape]
-    if wrong:
+    faults = {
+        "are missing": sorted(set(target) - set(state)),
+        "are not expected": sorted(set(state) - set(target)),
+        "have another shape": sorted(n for n in {*target} & {*state} if target[n].shape != state[n].shape),
+    }
+    found = [f"{len(names)} {fault} (the first is {names[0]!r})" for fault, names in faults.items() if names]
+    if found:
         raise UserError(
-            f"the stored weights of {role!r} do not fit this model: {len(wrong)} tensors "
-            f"differ, the first is "
-            f"{wrong[0]!r}. They were made for another base model or another model.lora_rank."
+            f"the stored weights of {role!r} do not fit this model: of their tensors {', '.join(found)}. "
+            f"They were made for another base model, another model.lora_rank or another head."
         )
     for name, parameter in target.items():
         parameter.copy_(state[name])

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from lightning_mtrl.batch import TokenBatch
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.logprobs import token_logprobs, token_logprobs_and_entropies
+from lightning_mtrl.models.stored import copy_stored
 from lightning_mtrl.modules.step_metrics import Combine, StepMetrics
+
+HEAD = "head."  # before the names of a head's weights, where they are stored with a role's
 
 
 class RoleModule(LightningModule):
@@ -67,24 +70,25 @@ class RoleModule(LightningModule):
 
     def state(self) -> dict[str, Tensor]:
         """The module's own weights, on the CPU."""
-        heads = {
-            f"head.{name}": value.detach().cpu().clone()
-            for name, value in self.state_dict().items()
-            if not name.startswith("backbone.")
-        }
+        heads = {name: value.detach().cpu().clone() for name, value in self._heads().items()}
         return {**self.backbone.state_of(self.role), **heads} if self.owns_role else heads
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Put weights from `state` back.
 
         Raises:
-            UserError: if they were made for another base.
+            UserError: if names or shapes do not fit, as for another base or another head.
         """
-        heads = {name.removeprefix("head."): w for name, w in state.items() if name.startswith("head.")}
+        heads = {name: weights for name, weights in state.items() if name.startswith(HEAD)}
+        others = {name: weights for name, weights in state.items() if name not in heads}
+        copy_stored(type(self).__name__, heads if self.owns_role else state, self._heads())
         if self.owns_role:
-            adapter = {name: w for name, w in state.items() if not name.startswith("head.")}
-            self.backbone.load_state_of(self.role, adapter)
-        self.load_state_dict(heads, strict=False)
+            self.backbone.load_state_of(self.role, others)
+
+    def _heads(self) -> dict[str, Tensor]:
+        """The heads' weights by the names under which they are stored."""
+        own = {name: w for name, w in self.state_dict().items() if not name.startswith("backbone.")}
+        return {f"{HEAD}{name}": weights for name, weights in own.items()}
 
     def hidden(self, batch: TokenBatch, layer: int | None = None) -> Float[Tensor, "B T H"]:
         """Hidden states of the role for a batch; they carry gradients only to weights that are trained."""

@@ -224,6 +224,25 @@ def test_state_brings_another_critic_to_the_same_values() -> None:
     assert any(not torch.equal(kept[name], value) for name, value in first.state().items())
 
 
+@pytest.mark.parametrize("trunk", ["adapter", "frozen"])
+def test_a_state_that_lacks_the_head_or_has_another_one_is_refused(trunk: Any) -> None:
+    def critic(head_units: int = 0, trunk: Any = trunk) -> QCritic:
+        return QCritic(small_backbone(), trunk=trunk, head_units=head_units)
+
+    state = critic().state()
+    headless = {name: weights for name, weights in state.items() if not name.startswith("head.")}
+    with pytest.raises(UserError, match=r"'QCritic'.*4 are missing \(the first is 'head\.head\.0\.bias'\)"):
+        critic().load_state(headless)
+    more = {**state, "head.head.9.bias": torch.zeros(1)}
+    with pytest.raises(UserError, match=r"1 are not expected \(the first is 'head\.head\.9\.bias'\)"):
+        critic().load_state(more)
+    with pytest.raises(UserError, match=r"2 are missing .*2 have another shape"):
+        critic(head_units=8).load_state(state)
+    if trunk == "adapter":
+        with pytest.raises(UserError, match="are not expected"):
+            critic(trunk="frozen").load_state(state)
+
+
 @pytest.mark.parametrize("head_units", [0, 8])
 def test_a_frozen_trunk_reads_the_base_and_trains_the_head_alone(head_units: int) -> None:
     backbone = small_backbone(["policy"])
