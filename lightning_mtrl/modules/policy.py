@@ -129,6 +129,7 @@ class Policy(RatioModule):
                 "loss": loss / share,
                 "ratio": self._weighted(ratio, batch) / share,
                 "clip_fraction": self._weighted(self.clip.clipped(ratio, batch), batch) / share,
+                "dual_clip_fraction": self._weighted(self.clip.dual_clipped(ratio, batch), batch) / share,
                 f"kl_{self.kl.estimator}_{self.kl.direction}": self._weighted(kl, batch) / share,
                 "entropy": self._weighted(entropy, batch) / share,
             },

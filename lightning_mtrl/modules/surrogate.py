@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -80,6 +81,12 @@ class ClipTerm:
     def clipped(self, ratio: Float[Tensor, "B T"], batch: ImprovementBatch) -> Float[Tensor, "B T"]:
         """1 where the clipped branch is in force, else 0."""
         return objectives.is_clipped(ratio, batch.advantages, self.low, self.high).float()
+
+    def dual_clipped(self, ratio: Float[Tensor, "B T"], batch: ImprovementBatch) -> Float[Tensor, "B T"]:
+        """1 where the limit on the ratio of a negative advantage is in force, else 0."""
+        if self.dual is None:
+            return torch.zeros_like(ratio)
+        return objectives.is_dual_clipped(ratio, batch.advantages, self.dual).float()
 
     def clip_fractions(
         self, logprobs: Float[Tensor, "B T"], batch: ImprovementBatch

@@ -174,6 +174,7 @@ IN_EVERY_STEP = {
     "policy": {
         *("policy/loss", "policy/ratio", "policy/ratio_deviation", "policy/kl_k3_reverse", "policy/entropy"),
         *("policy/clip_fraction", "policy/clip_fraction_token", "policy/clip_fraction_turn"),
+        "policy/dual_clip_fraction",
     },
     "value": {"value/loss"},
     "prm": {"prm/loss"},

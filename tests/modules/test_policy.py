@@ -187,6 +187,29 @@ def test_the_clip_fraction_is_told_by_unit() -> None:
     assert "policy/clip_fraction_turn" not in seen
 
 
+def test_tokens_that_the_dual_clip_leaves_without_gradient_are_counted() -> None:
+    """Ratios of 1, 3.5 and 5 on four tokens: with a negative advantage, two are beyond a limit of 3."""
+    policy = Policy(small_backbone(["policy"]), ClipTerm(0.2, dual=3.0))
+    seen: dict[str, float] = {}
+    policy.log = lambda name, value, **kwargs: seen.update({name: float(value)})  # type: ignore[method-assign]
+    talks = [talk("two", [[11, END]], [1.0]), talk("one", [[END], [END]], [0.0, 0.0])]
+    mask = improvement_batch(talks).response_mask
+    with torch.no_grad():
+        logprobs = policy(improvement_batch(talks))[0]
+    shift = torch.zeros(mask.shape).masked_scatter(mask, torch.tensor([1.0, 3.5, 5.0, 1.0]).log())
+
+    def fractions(advantage: float, module: Policy) -> tuple[float, float]:
+        fields = {"behaviour_logprobs": logprobs - shift, "advantages": advantage * mask}
+        module.training_step(improvement_batch(talks, **fields)).backward()
+        return seen["policy/clip_fraction"], seen["policy/dual_clip_fraction"]
+
+    assert fractions(-1.0, policy) == (0.0, 0.5)
+    assert fractions(1.0, policy) == (0.5, 0.0)
+    without = Policy(policy.backbone, 0.2)
+    without.log = policy.log  # type: ignore[method-assign]
+    assert fractions(-1.0, without) == (0.0, 0.0)
+
+
 def test_the_kl_penalty_and_the_entropy_bonus_have_their_weights() -> None:
     # k3 of reference / policy = 2: 2 - log 2 - 1 = 0.306853
     assert _loss(2.0, 0.0, kl_coef=0.1) == pytest.approx(0.0306853, abs=1e-6)
