@@ -26,7 +26,7 @@ from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Sign
 from lightning_mtrl.algorithms.conversation_estimators import RLOO, ConversationEstimator
 from lightning_mtrl.algorithms.fresh import CreditedRollouts, credited, fresh_rollouts
 from lightning_mtrl.algorithms.itpo_config import ITPOConfig
-from lightning_mtrl.algorithms.mixing import mixed_advantages, reward_streams
+from lightning_mtrl.algorithms.mixing import mixed_advantages, reward_streams, rewarded
 from lightning_mtrl.algorithms.passes import (
     group_minibatches,
     of_similar_length,
@@ -109,8 +109,9 @@ class ITPO(Algorithm):
         to_fit = fresh.part(torch.tensor([i for i, n in enumerate(fresh.batch.ids) if n not in held_out]))
         learned = self.credit.fit(to_fit.batch, to_fit.conversations)
         credit = self.credit.assign(fresh.batch, fresh.conversations)
-        self.credited = credited(fresh, credit, self.estimator.needs_others)
         outcome = fresh.batch.outcome
+        fresh = replace(fresh, batch=rewarded(fresh.batch, self.settings))
+        self.credited = credited(fresh, credit, self.estimator.needs_others)
         unvaried = objectives.zero_variance_groups(outcome, fresh.batch.group).item()
         measured = {"outcome": outcome.mean().item(), "zero_variance_groups": unvaried}
         return Signal({**learned, **credit.metrics, **measured})
@@ -169,7 +170,7 @@ class ITPO(Algorithm):
         known = [c for c in conversations if c.outcome is not None and c.turns]
         if known:
             fresh = fresh_rollouts(known, INITIAL, self.context)
-            credit = self.credit.assign(fresh.batch, known)
+            credit = self.credit.assign(rewarded(fresh.batch, self.settings), known)
             sums = objectives.turn_sums(credit.rewards, fresh.batch.turn_index)
             for row, conversation in enumerate(known):
                 if credit.known is None or bool(credit.known[row]):

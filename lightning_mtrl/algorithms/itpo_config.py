@@ -24,7 +24,8 @@ class ITPOConfig(MixingConfig):
             between spaces, as in the released code.
         penalty_in_outcome: as in the released code, the outcome term holds the penalty too, which then
             counts twice where both weights are above 0.
-        clamp: outcome and penalty are kept within [-1, 1], as published.
+        clamp: outcome and penalty are each kept within [-1, 1], as published; what a credit assigner learns
+            from is the outcome as it is.
         whiten: scale advantages to mean 0 and variance 1 over all sampled tokens ("token", as in the
             released code), with every response weighing the same ("turn"), or not ("none").
         epochs: passes over the conversations of an iteration.

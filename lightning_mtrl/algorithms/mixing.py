@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +16,8 @@ from lightning_mtrl.algorithms.ranges import expect, expect_at_least
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import Credit, conversation_ends, turn_ends
+
+Batch = TypeVar("Batch", bound=ConversationBatch)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class MixingConfig:
             between spaces, as in the released code.
         penalty_in_outcome: as in the released code, the outcome term holds the penalty too, which then counts
             twice where both weights are above 0.
-        clamp: outcome and penalty are kept within [-1, 1], as published.
+        clamp: outcome and penalty are each kept within [-1, 1], as published; what a credit assigner learns
+            from is the outcome as it is.
         whiten: scale advantages to mean 0 and variance 1 over all sampled tokens ("token", as in the released
             code), with every response weighing the same ("turn"), or not ("none").
     """
@@ -67,9 +70,9 @@ class Stream:
     mask: Bool[Tensor, "B T"]
 
 
-def clamped(batch: ConversationBatch, config: MixingConfig) -> Float[Tensor, " B"]:
-    """Outcomes as they are rewarded."""
-    return batch.outcome.clamp(-1.0, 1.0) if config.clamp else batch.outcome
+def rewarded(batch: Batch, config: MixingConfig) -> Batch:
+    """The batch with its outcomes as they are rewarded, at the end or in shares."""
+    return replace(batch, outcome=batch.outcome.clamp(-1.0, 1.0)) if config.clamp else batch
 
 
 def penalties(conversations: Sequence[Conversation], config: MixingConfig) -> Float[Tensor, " B"]:
@@ -88,6 +91,12 @@ def reward_streams(
     ends of responses (Norm-ITPO: A = w_phi Adv[r + p]); else it is a stream of its own with their weight
     (ITPO: A = w_phi Adv[r] + w_phi Adv[p]).
 
+    Args:
+        credit: of the conversations.
+        batch: the same, with outcomes as they are `rewarded`.
+        conversations: the same, in order.
+        config: weights.
+
     Source: ITPO (arXiv:2603.23550), with the penalty placed as in its released code.
     """
     ends, last = turn_ends(batch), conversation_ends(batch)
@@ -95,7 +104,7 @@ def reward_streams(
     spread = objectives.place_turn_rewards(
         objectives.spread_by_length(penalty, batch.turn_index), batch.turn_index
     )
-    score = clamped(batch, config) + (penalty if config.penalty_in_outcome else 0.0)
+    score = batch.outcome + (penalty if config.penalty_in_outcome else 0.0)
     streams = [Stream(config.outcome_weight, torch.where(last, score[:, None], 0.0), last)]
     if credit.includes_outcome and torch.equal(credit.reward_mask, ends):
         streams.append(Stream(config.process_weight, credit.rewards + spread, ends))

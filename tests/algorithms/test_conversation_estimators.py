@@ -17,7 +17,13 @@ from lightning_mtrl.algorithms.conversation_estimators import (
     RLOO,
     ConversationEstimator,
 )
-from lightning_mtrl.algorithms.mixing import MixingConfig, mixed_advantages, penalties, reward_streams
+from lightning_mtrl.algorithms.mixing import (
+    MixingConfig,
+    mixed_advantages,
+    penalties,
+    reward_streams,
+    rewarded,
+)
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import Credit, conversation_ends, share_outcome, turn_ends, turn_mask
@@ -135,6 +141,16 @@ def test_the_penalty_counts_tokens_or_words_of_all_messages_after_the_prompt() -
     assert penalties(found, MixingConfig(token_penalty=0.3)).tolist() == pytest.approx([-0.6, -1.0])
     free = MixingConfig(token_penalty=0.3, clamp=False)
     assert penalties(found, free).tolist() == pytest.approx([-0.6, -2.4])
+
+
+def test_outcomes_are_rewarded_within_one_at_the_end_and_in_shares() -> None:
+    found = talks([3.0, -2.0, 0.5], [1, 2, 2])
+    config = MixingConfig(process_weight=2.0, outcome_weight=3.0, token_penalty=0.0)
+    for clamp, wanted in ((True, [1.0, -1.0, 0.5]), (False, [3.0, -2.0, 0.5])):
+        chosen = replace(config, clamp=clamp)
+        batch = rewarded(conversations_batch(found), chosen)
+        streams = reward_streams(uniform(batch), batch, found, chosen)
+        assert [stream.rewards.sum(1).tolist() for stream in streams] == [wanted, wanted]
 
 
 def test_the_penalty_is_counted_once_and_spread_by_length() -> None:

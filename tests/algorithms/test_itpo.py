@@ -167,6 +167,27 @@ def test_conversations_without_an_outcome_are_no_part_of_the_update() -> None:
     assert improvement.metrics["turns"] == pytest.approx(sum(len(c.turns) for c in found[5:]) / 19)
 
 
+def test_shares_of_an_outcome_beyond_one_are_shares_of_one() -> None:
+    parts = parts_of(spec("Uniform"))
+    found = [replace(c, outcome=(3.0, -2.0, 0.5)[place % 3]) for place, c in enumerate(collect(parts))]
+    signal, _ = step(parts, found)
+    credited = parts.algorithm.credited
+    shared = credited.credit.rewards.sum(1).tolist()
+    wanted = {3.0: 1.0, -2.0: -1.0, 0.5: 0.5}
+    assert shared == pytest.approx([wanted[c.outcome or 0.0] for c in credited.fresh.conversations])
+    assert signal.metrics["outcome"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("clip", [None, 3.0])
+def test_the_value_head_has_the_clip_range_of_the_configuration(clip: float | None) -> None:
+    estimator = spec("GAE", ESTIMATORS)
+    assert parts_of(estimator=estimator).algorithm.value_stepper.module.module.clip_range == 0.2
+    changed = parts_of(estimator=estimator, value_clip_range=clip)
+    assert changed.algorithm.value_stepper.module.module.clip_range == clip
+    with pytest.raises(UserError, match=r"settings\.value_clip_range is 0\.0"):
+        parts_of(value_clip_range=0.0)
+
+
 def test_a_held_out_share_is_kept_from_the_prm_and_trains_the_policy() -> None:
     parts = parts_of(data={"validation_share": 0.3})
     signal, improvement = step(parts)
