@@ -132,16 +132,6 @@ class CsvLogger(Logger):
         """Nothing: config.yaml has them."""
 
 
-def keep_rows_before(file: Path, iteration: int) -> None:
-    """Rewrite metrics.csv with its whole rows of iterations below `iteration` (none of them: the header)."""
-    kept: list[Sequence[object]] = [COLUMNS]
-    if file.is_file():
-        with file.open(encoding="utf-8", newline="") as stream:
-            rows = [row for row in csv.reader(stream) if len(row) == len(COLUMNS) and row[0].isdigit()]
-        kept += [row for row in rows if int(row[0]) < iteration]
-    write_text(file, _lines(kept))
-
-
 def _cut(file: Path, rows: int | None) -> int:
     """Keep the first `rows` rows under the header, or all whole ones; returns how many there are."""
     kept: list[Sequence[object]] = []
