@@ -102,6 +102,11 @@ def test_an_estimator_of_kl_that_has_no_forward_direction(mistake: Mistake) -> N
     )
 
 
+def test_a_kl_in_the_reward_that_has_no_forward_direction(mistake: Mistake) -> None:
+    told = mistake("fit", f"--{ALGORITHM}.improvement={{kl_in: reward, kl_direction: forward}}")
+    assert f"{ALGORITHM}.improvement.kl_direction is 'forward', but it must be reverse with kl_in" in told
+
+
 LLM_USER = f"--config={CONFIGS / 'llm_user.yaml'}"
 JUDGE = "{class_path: lightning_mtrl.credit.TurnJudge, init_args: {server: {model: m, base_url: 'HERE'}}}"
 ADDRESSES = {

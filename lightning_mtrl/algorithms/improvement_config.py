@@ -21,14 +21,20 @@ class ImprovementConfig:
         micro_batch_states: states in one forward pass; null for all of a step.
         learning_rate: of the policy's AdamW.
         value_learning_rate: of the value head's AdamW.
+        value_clip_range: how far the value head's prediction may move from its old one until the next round,
+            in units of reward; null for no limit. Rewards far beyond 1, as of `reward` "logit" or of
+            outcomes on a wider scale, need more than the default, which keeps the head from following them.
         value_role: adapter of the value head: "value" for its own, "policy" to read the policy's
             hidden states.
         clip_range: half-width of the allowed probability ratio of a token.
         kl_coef: weight of the KL penalty to pi_i, in reward per nat.
-        kl_in: "loss" adds the penalty to the loss; "reward" takes it off the tokens' rewards.
-        kl_estimator: per-token estimator: "k1", "k2", "k3", or with the gradient of k2 "k1+", "k3+".
-        kl_direction: "reverse" is KL(policy || pi_i); "forward" is KL(pi_i || policy).
-        kl_target: KL per response in nats that an adaptive `kl_coef` aims at; null keeps it fixed.
+        kl_in: "loss" adds the penalty to the loss; "reward" takes it off the tokens' rewards, and always by
+            the estimator k1 of the reverse direction, whatever `kl_estimator` says.
+        kl_estimator: per-token estimator in the loss: "k1", "k2", "k3", or with the gradient of k2 "k1+",
+            "k3+".
+        kl_direction: "reverse" is KL(policy || pi_i); "forward" is KL(pi_i || policy), in the loss only.
+        kl_target: KL per response in nats that an adaptive `kl_coef` aims at after every round but the first,
+            before which the policy is pi_i; null keeps it fixed.
         kl_ceiling: KL(policy || pi_i) per response in nats at which an iteration's improvement stops; null
             for none.
         entropy_coef: weight of the entropy bonus, in reward per nat.
@@ -49,6 +55,7 @@ class ImprovementConfig:
     micro_batch_states: int | None = None
     learning_rate: float = 1e-5
     value_learning_rate: float = 1e-4
+    value_clip_range: float | None = 0.2
     value_role: str = "policy"
     clip_range: float = 0.2
     kl_coef: float = 0.02
@@ -72,11 +79,16 @@ class ImprovementConfig:
         for name in ("learning_rate", "value_learning_rate", "kl_coef", "entropy_coef"):
             expect_at_least(f"improvement.{name}", getattr(self, name), 0, 1e-5)
         expect_at_least("improvement.max_logprob_difference", self.max_logprob_difference, 0, 0.05)
-        for name in ("kl_target", "kl_ceiling", "max_norm"):
+        for name in ("kl_target", "kl_ceiling", "max_norm", "value_clip_range"):
             expect_above_zero(f"improvement.{name}", getattr(self, name), 1.0)
         expect(0.0 < self.clip_range < 1.0, "improvement.clip_range", self.clip_range, "in (0, 1)", 0.2)
         paired = self.kl_direction == "reverse" or not self.kl_estimator.endswith("+")
         kind = 'one of k1, k2, k3 with a kl_direction of "forward"'
         expect(paired, "improvement.kl_estimator", self.kl_estimator, kind, "k3")
+        kind = 'reverse with kl_in "reward", which samples of the policy estimate'
+        forward_in_reward = self.kl_in == "reward" and self.kl_direction == "forward"
+        expect(not forward_in_reward, "improvement.kl_direction", self.kl_direction, kind, "reverse")
+        kind = "at least 2 with kl_target, since kl_coef is adapted after the first round"
+        expect(self.kl_target is None or self.rounds > 1, "improvement.rounds", self.rounds, kind, 8)
         known = self.value_role in ("value", "policy")
         expect(known, "improvement.value_role", self.value_role, "one of value, policy", "policy")

@@ -114,7 +114,8 @@ class IterativePPO(Algorithm):
         self.policy_stepper = Stepper(context, self.policy, i.max_norm, i.micro_batch_states)
         self.value_stepper = None
         if self.estimator.needs_values:
-            value = ValueHead(backbone, i.value_role, i.value_learning_rate)
+            clip = i.value_clip_range
+            value = ValueHead(backbone, i.value_role, i.value_learning_rate, clip_range=clip)
             self.value_stepper = Stepper(context, value, i.max_norm, i.micro_batch_states)
         self.improver = SingleTurnImprover(
             i, self.estimator, self.critic, self.policy_stepper, self.value_stepper, context

@@ -97,7 +97,8 @@ class ITPO(Algorithm):
         self.behaviour = BehaviourCheck(context, policy, s.max_logprob_difference, SAMPLE)
         self.value_stepper = None
         if self.estimator.needs_values:
-            value = ValueHead(context.backbone, s.value_role, s.value_learning_rate)
+            clip, rate = s.value_clip_range, s.value_learning_rate
+            value = ValueHead(context.backbone, s.value_role, rate, clip_range=clip)
             self.value_stepper = Stepper(context, value, s.max_norm, s.micro_batch_size)
         self.steppers = self.policy_stepper.joined_by(self.value_stepper)
 
@@ -108,9 +109,9 @@ class ITPO(Algorithm):
         held_out = {c.id for c in data.validation_conversations}
         to_fit = fresh.part(torch.tensor([i for i, n in enumerate(fresh.batch.ids) if n not in held_out]))
         learned = self.credit.fit(to_fit.batch, to_fit.conversations)
-        credit = self.credit.assign(fresh.batch, fresh.conversations)
         outcome = fresh.batch.outcome
         fresh = replace(fresh, batch=rewarded(fresh.batch, self.settings))
+        credit = self.credit.assign(fresh.batch, fresh.conversations)
         self.credited = credited(fresh, credit, self.estimator.needs_others)
         unvaried = objectives.zero_variance_groups(outcome, fresh.batch.group).item()
         measured = {"outcome": outcome.mean().item(), "zero_variance_groups": unvaried}

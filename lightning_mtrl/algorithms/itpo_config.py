@@ -34,6 +34,9 @@ class ITPOConfig(MixingConfig):
             length.
         learning_rate: of the policy's AdamW. Published: 1e-6 or 5e-7, with full fine-tuning.
         value_learning_rate: of the value head's AdamW, with GAE. Published: 1e-5.
+        value_clip_range: how far the value head's prediction may move from its old one in an iteration, in
+            units of reward; null for no limit. Rewards far beyond 1 need more than the default, which
+            keeps the head from following them.
         value_role: adapter of the value head: "value" for its own, "policy" to read the policy's hidden
             states.
         ratio: whose probability ratio is clipped: "token", as in the released code; "turn_product" or
@@ -58,6 +61,7 @@ class ITPOConfig(MixingConfig):
     micro_batch_size: int | None = None
     learning_rate: float = 1e-5
     value_learning_rate: float = 1e-4
+    value_clip_range: float | None = 0.2
     value_role: Literal["value", "policy"] = "policy"
     ratio: RatioUnit = "token"
     mean_over: Literal["token", "response", "conversation"] | None = None
@@ -78,6 +82,7 @@ class ITPOConfig(MixingConfig):
         for name in ("learning_rate", "value_learning_rate", "kl_coef", "entropy_coef"):
             expect_at_least(f"settings.{name}", getattr(self, name), 0, 1e-5)
         expect_above_zero("settings.max_norm", self.max_norm, 1.0)
+        expect_above_zero("settings.value_clip_range", self.value_clip_range, 0.2)
         expect_at_least("settings.max_logprob_difference", self.max_logprob_difference, 0, 0.05)
         expect(0.0 < self.clip_range < 1.0, "settings.clip_range", self.clip_range, "in (0, 1)", 0.2)
         expect_above_zero("settings.clip_range_high", self.clip_range_high, 0.28)

@@ -211,3 +211,11 @@ def test_the_outcome_alone_is_a_baseline_on_the_same_parts() -> None:
     assert improvement.accepted
     assert 0.0 < signal.metrics["outcome"] < 1.0
     assert parts.algorithm.turn_values([]) is None
+
+
+@pytest.mark.parametrize("clip", [None, 3.0])
+def test_the_value_head_has_the_clip_range_of_the_configuration(clip: float | None) -> None:
+    assert _parts("GAE").algorithm.value_stepper.module.module.clip_range == 0.2
+    assert _parts("GAE", value_clip_range=clip).algorithm.value_stepper.module.module.clip_range == clip
+    with pytest.raises(UserError, match=r"improvement\.value_clip_range is 0\.0"):
+        ImprovementConfig(value_clip_range=0.0)
