@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from gguf_files import write_gguf
 from tokenizers import Tokenizer, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.load import describe_model, load_model
@@ -121,8 +126,8 @@ def test_a_gguf_file_is_described_without_its_weights_and_its_tokenizer_is_read_
 ) -> None:
     path, _ = gguf_file
     read: list[str] = []
-    for name in ("AutoTokenizer", "AutoModelForCausalLM"):
-        monkeypatch.setattr(transformers, name, _counting(getattr(transformers, name), read))
+    for auto in (AutoTokenizer, AutoModelForCausalLM):
+        monkeypatch.setattr(auto, "from_pretrained", _noting(auto, read))
     tokenizer, limit = describe_model(str(path.parent), gguf_file=path.name)
     assert limit == 64
     assert tokenizer.convert_tokens_to_ids("c") == 6
@@ -135,14 +140,15 @@ def test_a_gguf_file_is_described_without_its_weights_and_its_tokenizer_is_read_
     assert read[2:] == ["AutoTokenizer"], "it may be another file by now"
 
 
-def _counting(real: Any, read: list[str]) -> SimpleNamespace:
-    """An auto class that notes what it reads."""
+def _noting(auto: Any, read: list[str]) -> Callable[..., Any]:
+    """`from_pretrained` of an auto class, which notes that it was called."""
+    real = auto.from_pretrained
 
     def from_pretrained(*arguments: Any, **options: Any) -> Any:
-        read.append(real.__name__)
-        return real.from_pretrained(*arguments, **options)
+        read.append(auto.__name__)
+        return real(*arguments, **options)
 
-    return SimpleNamespace(from_pretrained=from_pretrained)
+    return from_pretrained
 
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "nowhere.gguf", "a/b/c"])
