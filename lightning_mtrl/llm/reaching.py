@@ -29,7 +29,8 @@ async def reach(server: Server, place: str, check: Callable[[object], None] | No
         server: where and how.
         place: key of the server in the configuration, to be told.
         check: looks at the list, and raises what is wrong with it (`Attempt`, `UserError`). None lets any
-            answer do, since a server need not have a list. "Too many requests" (HTTP 429) always does.
+            answer do, since a server need not have a list, and a key that may chat (HTTP 403) need not see
+            it. "Too many requests" (HTTP 429) always does.
 
     Raises:
         LLMFailure: if there is no connection, or (with `check`) no list.
@@ -58,8 +59,8 @@ async def _answer(library: Any, *, server: Server, place: str, seconds: float, l
         raise UserError(_silent(server, place, seconds)) from None
     except openai.APITimeoutError:
         raise LLMFailure(f"no connection in {connecting:g} seconds") from None
-    except (openai.AuthenticationError, openai.PermissionDeniedError) as refusal:
-        raise UserError(_refused(server, place, refusal.status_code)) from None
+    except openai.AuthenticationError:
+        raise UserError(_refused(server, place)) from None
     except openai.RateLimitError:
         return _ANYTHING
     except (openai.OpenAIError, ValueError) as error:
@@ -76,11 +77,11 @@ def _silent(server: Server, place: str, seconds: float) -> str:
     )
 
 
-def _refused(server: Server, place: str, status: int) -> str:
+def _refused(server: Server, place: str) -> str:
     variable = server.api_key_variable
     state = "which is set" if os.environ.get(variable) else "which is not set"
     return (
         f"{place}.base_url is {server.base_url!r}, but the server there refused the key when it was asked "
-        f"for its models (HTTP {status}). The key is read from the environment variable {variable} "
-        f"({place}.api_key_variable), {state}. Put a key there that may list the models."
+        f"for its models (HTTP 401). The key is read from the environment variable {variable} "
+        f"({place}.api_key_variable), {state}. Put the server's key there."
     )

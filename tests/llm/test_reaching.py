@@ -61,7 +61,7 @@ def test_who_says_nothing_before_there_is_a_connection_is_not_there(monkeypatch:
             reached_anyhow(address, retries=4)
 
 
-@pytest.mark.parametrize("status", [200, 400, 404, 429, 500, 501, 503])
+@pytest.mark.parametrize("status", [200, 400, 403, 404, 429, 500, 501, 503])
 @pytest.mark.parametrize("body", ["{}", "no JSON"])
 def test_any_other_answer_will_do_where_no_list_is_needed(status: int, body: str) -> None:
     with answering(status, body, retry_after="3600") as address:
@@ -82,19 +82,18 @@ def test_where_a_list_is_needed_it_must_come_unless_the_server_is_too_busy() -> 
         asyncio.run(reach(Server("m", address, retries=0), "some.server", refuse))
 
 
-@pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("key", [None, SECRET])
 def test_a_refused_key_is_told_with_the_variable_that_is_read(
-    status: int, key: str | None, monkeypatch: pytest.MonkeyPatch
+    key: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)
     if key is not None:
         monkeypatch.setenv("MY_KEY", key)
-    with answering(status, f'{{"error": "{SECRET}"}}') as address, pytest.raises(UserError) as refusal:
+    with answering(401, f'{{"error": "{SECRET}"}}') as address, pytest.raises(UserError) as refusal:
         reached_anyhow(address, api_key_variable="MY_KEY")
     told = str(refusal.value)
     assert f"some.server.base_url is {address!r}, but the server there refused the key" in told
-    assert f"(HTTP {status})" in told
+    assert "(HTTP 401)" in told
     state = "is not set" if key is None else "is set"
     assert f"variable MY_KEY (some.server.api_key_variable), which {state}." in told
     assert SECRET not in told
