@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightning_mtrl.models.onednn import linear, onednn_is_faster
+from lightning_mtrl.models.precision import no_autocast
 
 # Logits in a chunk, by measurement on 2 cores with a vocabulary of 49152: half as many are slower, twice as
 # many no faster. A trained head also adds up a gradient of its own size once a chunk: its chunks are larger.
@@ -149,7 +150,7 @@ class _Chunk:
 def _score(chunk: _Chunk, hidden: Tensor, targets: Tensor, entropy: Entropy) -> Pair:
     chosen = hidden.new_zeros(hidden.size(0), dtype=chunk.dtype)
     entropies = torch.zeros_like(chosen)
-    with torch.no_grad(), _no_autocast(hidden):
+    with torch.no_grad(), no_autocast(hidden):
         for part in chunk.parts(hidden.size(0)):
             logprobs = chunk.read(hidden[part])
             chosen[part] = _at(logprobs, targets[part])
@@ -176,7 +177,7 @@ class _FrozenHead(torch.autograd.Function):
         entropies = torch.zeros_like(chosen)
         slopes = torch.empty_like(hidden)
         entropy_slopes = torch.empty_like(hidden) if entropy.trained else None
-        with _no_autocast(hidden):
+        with no_autocast(hidden):
             for part in chunk.parts(hidden.size(0)):
                 logprobs, there = chunk.read(hidden[part]), targets[part, None]
                 chosen[part] = _at(logprobs, targets[part])
@@ -277,7 +278,3 @@ def _at(logprobs: Float[Tensor, "C V"], targets: Int[Tensor, " C"]) -> Float[Ten
 def _entropies(logprobs: Float[Tensor, "C V"], probabilities: Float[Tensor, "C V"]) -> Float[Tensor, " C"]:
     """A batched product, because it needs no room for p log p."""
     return torch.bmm(probabilities[:, None], logprobs[:, :, None])[:, 0, 0].neg_()
-
-
-def _no_autocast(like: Tensor) -> torch.autocast:
-    return torch.autocast(like.device.type, enabled=False)

@@ -12,6 +12,7 @@ from lightning_mtrl import objectives
 from lightning_mtrl.batch import ConversationBatch, TokenBatch, TurnFeatures
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.models.precision import in_float32
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.q_losses import QLoss, q_loss
 
@@ -70,13 +71,15 @@ class QCritic(RoleModule):
         self.head = nn.Sequential(*inner, last)
 
     def forward(self, batch: TokenBatch | TurnFeatures) -> Float[Tensor, "B K O"]:
-        """Raw outputs of the head for each response of a batch that has `turn_read` and `turn_end`."""
+        """Raw outputs of the head for each response of a batch that has `turn_read` and `turn_end`.
+
+        They are float32 in mixed precision too, and so are losses and values.
+        """
         if isinstance(batch, TurnFeatures):
             read = batch.features
         else:
             read = self._at_turns(self.hidden(batch, self.layer), batch)
-        raw: Tensor = self.head(self.norm(read))
-        return raw
+        return in_float32(lambda hidden: self.head(self.norm(hidden)), read)
 
     @torch.no_grad()
     def read_base(self, batch: TokenBatch) -> Float[Tensor, "B K H"]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lightning_mtrl import objectives
 from lightning_mtrl.batch import ImprovementBatch, TokenBatch
 from lightning_mtrl.models.adapters import Backbone
+from lightning_mtrl.models.precision import in_float32
 from lightning_mtrl.modules.base import RoleModule, at_predecessor, scatter_to_tokens
 
 
@@ -40,7 +41,7 @@ class ValueHead(RoleModule):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
-        """Value at each sampled token, 0 elsewhere."""
+        """Value at each sampled token, 0 elsewhere; float32 in mixed precision too."""
         return self._values(self.hidden(batch), batch)
 
     def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
@@ -59,4 +60,4 @@ class ValueHead(RoleModule):
 
     def _values(self, hidden: Float[Tensor, "B T H"], batch: TokenBatch) -> Float[Tensor, "B T"]:
         read = at_predecessor(hidden, batch)
-        return scatter_to_tokens(self.head(read.float()).squeeze(-1), batch)
+        return scatter_to_tokens(in_float32(self.head, read).squeeze(-1), batch)
