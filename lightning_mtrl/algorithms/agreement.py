@@ -62,7 +62,7 @@ class BehaviourCheck:
         def score(part: Batch) -> Tensor:
             return self.policy.logprobs(part.to(self.context.fabric.device))
 
-        with self.context.backbone.whole(self.policy.role), self.context.fabric.autocast():
+        with self.context.reading(self.policy.role):
             return by_token(score, batch, list(passes(batch)), self.context.processes)
 
     def _tell(self, largest: float) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,16 @@ class Context:
     say: Callable[[str], None] = print
     iteration: int = 0
     seed: int = 0
+
+    @contextmanager
+    def reading(self, role: str) -> Iterator[None]:
+        """To compute with a role without training it; all processes enter it together.
+
+        Its weights are here meanwhile, and the precision is that of training steps, so that what is found can
+        be compared with what they find.
+        """
+        with self.backbone.whole(role), self.fabric.autocast():
+            yield
 
 
 @dataclass(frozen=True)

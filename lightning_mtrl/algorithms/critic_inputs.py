@@ -73,11 +73,10 @@ class CriticInputs:
             self.critic.check_returns(self._collated(conversations[start : start + SCORING_BATCH]))
 
     def over(self, items: Sequence[T], work: Callable[[Sequence[T]], Sequence[R]]) -> list[R]:
-        """Share work on the items out among the processes; returns all results in order."""
-        if not self.critic.owns_role:
-            return self.context.processes.over(items, work)
-        with self.context.backbone.whole(self.critic.role):
-            return self.context.processes.over(items, work)
+        """Share the critic's work on the items out among the processes; returns all results in order."""
+        context, role = self.context, self.critic.role
+        with context.reading(role) if self.critic.owns_role else context.fabric.autocast():
+            return context.processes.over(items, work)
 
     def features(self, conversations: Sequence[Conversation]) -> TurnFeatures:
         """What the frozen base computes at the critic's reading places; rows in the order given."""
@@ -100,11 +99,10 @@ class CriticInputs:
         """
 
         def read(mine: Sequence[T]) -> list[Tensor]:
-            with torch.no_grad(), self.context.fabric.autocast():
-                batches = (batch_of(one).to(self.context.fabric.device) for one in mine)
-                return [self.critic.read_base(batch).cpu() for batch in batches]
+            batches = (batch_of(one).to(self.context.fabric.device) for one in mine)
+            return [self.critic.read_base(batch).cpu() for batch in batches]
 
-        with self.context.backbone.whole("base"):
+        with torch.no_grad(), self.context.reading("base"):
             return self.context.processes.over(passes, read)
 
     def _keep(self, conversations: Sequence[Conversation]) -> None:
@@ -127,10 +125,7 @@ def predict(inputs: CriticInputs, conversations: Sequence[Conversation]) -> list
     """Q of every turn of each conversation, on the CPU, in the order given."""
     found: dict[int, Tensor] = {}
     batches = list(inputs.batches(conversations))
-    with inputs.context.fabric.autocast():
-        scored = inputs.over(
-            batches, lambda mine: [inputs.critic.values(batch).float().cpu() for _, batch in mine]
-        )
+    scored = inputs.over(batches, lambda mine: [inputs.critic.values(batch).cpu() for _, batch in mine])
     for (places, batch), values in zip(batches, scored, strict=True):
         for row, place in enumerate(places):
             found[place] = values[row][batch.turn_mask[row].cpu()]

@@ -70,11 +70,9 @@ class NextResponses:
         """
         self.critic.eval()
         device = self.inputs.context.fabric.device
-        with self.inputs.context.fabric.autocast():
-            scored = self.inputs.over(
-                self._kept,
-                lambda mine: [self.critic.values(kept.read.to(device)).float().cpu() for kept in mine],
-            )
+        scored = self.inputs.over(
+            self._kept, lambda mine: [self.critic.values(kept.read.to(device)).cpu() for kept in mine]
+        )
         found = [torch.zeros(len(c.turns)) for c in self.conversations]
         for kept, q in zip(self._kept, scored, strict=True):
             for (place, turn), value in zip(kept.places, expectiles(q, expectile).tolist(), strict=True):

@@ -203,10 +203,9 @@ def _held_out_pairs(
     critic = inputs.critic
     goals, returns, owners, states = [], [], [], []
     batches = list(inputs.batches(conversations))
-    with inputs.context.fabric.autocast():
-        raws = inputs.over(
-            batches, lambda mine: [critic(batch)[batch.turn_weights > 0].float().cpu() for _, batch in mine]
-        )
+    raws = inputs.over(
+        batches, lambda mine: [critic(batch)[batch.turn_weights > 0].cpu() for _, batch in mine]
+    )
     for places, batch in batches:
         counted = batch.turn_weights > 0
         goals.append(targets.measured(batch)[counted].cpu())

@@ -108,7 +108,7 @@ class SingleTurnImprover:
         self.critic.eval()
         prefixes = [state.ids for state in states]
         batch = group_batch(prefixes, responses, self.glue).to(self.context.fabric.device)
-        with self.context.backbone.whole(self.critic.role), self.context.fabric.autocast():
+        with self.context.reading(self.critic.role):
             parts = self.processes.over(
                 self._passes(batch),
                 lambda passes: [self.critic.values(batch.rows(rows)).cpu() for rows in passes],
@@ -188,13 +188,13 @@ class SingleTurnImprover:
             hidden = backbone.hidden("reference", part.input_ids, part.attention_mask, part.position_ids)
             return scored_logprobs(backbone, "reference", hidden, part)
 
-        with backbone.whole("reference"), self.context.fabric.autocast():
+        with self.context.reading("reference"):
             return self._by_token(score, batch)
 
     def _values(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
         if self.value is None or not self.estimator.needs_values:
             return torch.zeros_like(batch.behaviour_logprobs)
-        with self.context.backbone.whole(self.value.role):
+        with self.context.reading(self.value.role):
             return self._by_token(self.value, batch)
 
     def _by_token(self, score: Callable[[GroupBatch], Tensor], batch: GroupBatch) -> Float[Tensor, "S T"]:

@@ -153,8 +153,9 @@ def watched(backbone: Backbone) -> Iterator[dict[str, list[str]]]:
 
 
 def small_context(backbone: Backbone, **fields: Any) -> Context:
-    """What an algorithm works with, on one CPU process; `loggers` go to Fabric."""
-    fabric = Fabric(accelerator="cpu", devices=1, loggers=fields.pop("loggers", []))
+    """What an algorithm works with, on one CPU process; `loggers` and `precision` go to Fabric."""
+    settings = {name: fields.pop(name) for name in ("loggers", "precision") if name in fields}
+    fabric = Fabric(accelerator="cpu", devices=1, **settings)
     fabric.launch()
     chat = small_chat()
     given = {
