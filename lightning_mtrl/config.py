@@ -6,7 +6,6 @@ command-line options into a `RunConfig`, and back into the `config.yaml` of a ru
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -44,13 +43,13 @@ class FabricConfig:
     """Where and how the run computes (Lightning Fabric).
 
     Attributes:
-        accelerator: "cpu", "cuda", "mps", or "auto" for the best one that is there.
+        accelerator: "cpu", "cuda", "mps" (not tried), or "auto" for the best one that is there.
         devices: processes on each node, one a device; or "auto" for all devices. `fit` runs several.
         num_nodes: machines.
         strategy: "auto" or "ddp": every process has all weights. "fsdp", for `model.fine_tuning` "full":
             every role's weights, gradients and optimizer state are shared out among the processes, and only
             the role that is in use is whole on each.
-        precision: "32-true", "bf16-mixed", "bf16-true", or any other name that Fabric knows.
+        precision: "32-true"; or "bf16-mixed": products in bfloat16, and heads, losses and Q in float32.
         threads: threads of one process on the CPU; null leaves PyTorch's own choice.
     """
 
@@ -66,6 +65,9 @@ class FabricConfig:
         expect(counted, "fabric.devices", self.devices, 'a whole number of at least 1, or "auto"', 1)
         expect_at_least("fabric.num_nodes", self.num_nodes, 1, 1)
         expect_at_least("fabric.threads", self.threads, 1, 2)
+        known = self.precision in ("32-true", "bf16-mixed")
+        kind = "32-true or bf16-mixed (for weights in half precision, set model.dtype bfloat16 instead)"
+        expect(known, "fabric.precision", self.precision, kind, "bf16-mixed")
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,9 @@ class ModelConfig:
         expect_above_zero("model.lora_alpha", self.lora_alpha, 1.0)
         expect(0.0 <= self.lora_dropout < 1.0, "model.lora_dropout", self.lora_dropout, "in [0, 1)", 0.0)
         expect_at_least("model.context_length", self.context_length, 2, 2048)
-        if self.fine_tuning == "full" and self.quantization != "none":
-            raise UserError(
-                f"model.quantization is {self.quantization!r} with full fine-tuning, but weights in "
-                "4 bits cannot be trained. Pass --model.quantization none, or --model.fine_tuning lora."
-            )
+        possible = self.fine_tuning == "lora" or self.quantization == "none"
+        kind = "none (or model.fine_tuning lora), since weights in 4 bits cannot be trained"
+        expect(possible, "model.quantization", self.quantization, kind, "none")
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class DataConfig:
             raise UserError(
                 f"data.conversations is {self.conversations}, but it must be a multiple of data.group_size, "
                 f"{self.group_size}. Pass --data.conversations "
-                f"{math.ceil(self.conversations / self.group_size) * self.group_size}."
+                f"{-(-self.conversations // self.group_size) * self.group_size}."
             )
         if self.validation_share > 0.0 and self.conversations < 2 * self.group_size:
             raise UserError(

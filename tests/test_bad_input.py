@@ -137,12 +137,17 @@ def test_an_address_without_http_is_shown_as_it_is_with_its_key_and_the_right_fo
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("precision", "16-wide"), ("strategy", "ddq"), ("accelerator", "abacus"), ("accelerator", "tpu")],
+    [("strategy", "ddq"), ("accelerator", "abacus"), ("accelerator", "tpu")],
 )
 def test_what_fabric_does_not_know_or_have(mistake: Mistake, key: str, value: str) -> None:
     told = mistake("fit", f"--fabric.{key}={value}")
     assert told.startswith("error: fabric: ")
     assert f"fabric.{key} {value}" in told
+
+
+def test_a_precision_in_which_nothing_can_be_trained(mistake: Mistake) -> None:
+    told = mistake("fit", "--fabric.precision=bf16-true")
+    assert told.startswith("error: fabric.precision is 'bf16-true', but it must be 32-true or bf16-mixed")
 
 
 def test_layers_for_adapters_that_the_model_does_not_have(mistake: Mistake) -> None:

@@ -17,12 +17,14 @@ from lightning_mtrl.config import (
 from lightning_mtrl.errors import UserError
 
 NAN = float("nan")
+REFUSED = ("bf16-true", "16-true", "16-mixed", "64-true", "bf16", "transformer-engine", "16-wide")
 
 MISTAKES: list[tuple[Callable[..., object], str, dict[str, object]]] = [
     (FabricConfig, "fabric.devices", {"devices": 0}),
     (FabricConfig, "fabric.devices", {"devices": "both"}),
     (FabricConfig, "fabric.num_nodes", {"num_nodes": 0}),
     (FabricConfig, "fabric.threads", {"threads": 0}),
+    *[(FabricConfig, "fabric.precision", {"precision": name}) for name in REFUSED],
     (ModelConfig, "model.name", {"name": " "}),
     (ModelConfig, "model.lora_rank", {"lora_rank": 0}),
     (ModelConfig, "model.lora_alpha", {"lora_alpha": -1.0}),
@@ -64,6 +66,12 @@ def test_a_value_that_cannot_work_is_told_with_its_key_its_value_and_an_example(
     assert str(next(iter(arguments.values()))) in message
     assert f"--{key} " in message
     assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("precision", REFUSED)
+def test_a_precision_that_is_refused_comes_with_what_to_use_instead(precision: str) -> None:
+    with pytest.raises(UserError, match=r"32-true or bf16-mixed .*half precision, set model.dtype bfloat16"):
+        FabricConfig(precision=precision)
 
 
 def test_the_defaults_are_allowed() -> None:

@@ -68,8 +68,6 @@ class Sharding:
         missing = [p for p in model.parameters() if p in self._parts and p not in self._in_use]
         for parameter in missing:
             part = self._parts[parameter]
-            # Fabric may have cast the model, as for the precision "bf16-true"; its parts follow.
-            part.weights.data = part.weights.data.to(parameter.dtype)
             parameter.data = self._joined(part.weights, part.shape)
         self._in_use.update(missing)
         try:

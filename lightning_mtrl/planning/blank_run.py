@@ -58,8 +58,7 @@ def blank_run(config: RunConfig) -> BlankRun:
     )
     four_bits = wanted.quantization == "nf4"
     base, layer = base_bytes(model, four_bits), largest_layer_bytes(model) if four_bits else 0
-    # A CPU does not scale gradients; the sizes are the same.
-    precision: Any = "bf16-mixed" if config.fabric.precision == "16-mixed" else config.fabric.precision
+    precision: Any = config.fabric.precision
     fabric = _StayingFabric(accelerator="cpu", devices=1, precision=precision)
     with torch.device("meta"):
         backbone = backbone_on(model, wanted, tiny)

@@ -219,7 +219,7 @@ class _Steps:
         self.laid_out = Part("weights laid out for sampling", laid_out_bytes(base) if on_cpu else 0)
         self.gradients = {name: _bytes(m.own_parameters()) for name, (m, _) in self.modules.items()}
         self.work = run.algorithm.workload(extent)
-        mixed = run.config.fabric.precision.endswith("-mixed")
+        mixed = run.config.fabric.precision == "bf16-mixed"
         self.pretence = Pretence(self.backbone, torch.bfloat16 if mixed else None)
         self._known: dict[tuple[Pass, bool], PassMemory] = {}
 
