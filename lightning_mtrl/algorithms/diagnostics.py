@@ -63,4 +63,6 @@ def _features(
     read = inputs.features(conversations)
     success = torch.tensor([float(c.outcome or 0.0) for c in conversations], dtype=torch.float64)
     by_turn = success[:, None].expand(read.turn_mask.shape)
-    return read.features[read.turn_mask].double().cpu(), by_turn[read.turn_mask.cpu()]
+    # Double precision on the CPU, since some devices (Apple's) have none.
+    mask = read.turn_mask.cpu()
+    return read.features.cpu()[mask].double(), by_turn[mask]

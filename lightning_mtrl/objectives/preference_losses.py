@@ -28,14 +28,15 @@ def discounted_turn_weights(turns: Int[Tensor, " N"], width: int, gamma: float) 
     """
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"gamma must be in (0, 1], got {gamma}")
-    total = turns[:, None].double()
-    place = torch.arange(width, dtype=torch.float64, device=turns.device)
+    # In double precision on the CPU, since some devices (Apple's) have none.
+    total = turns.cpu().double()[:, None]
+    place = torch.arange(width, dtype=torch.float64)
     left = (total - place).clamp(min=0.0)
     if gamma == 1.0:
         weights = left / total.clamp(min=1.0)
     else:
         weights = gamma**place * (1.0 - gamma**left) / (1.0 - gamma ** total.clamp(min=1.0))
-    return weights.float()
+    return weights.float().to(turns.device)
 
 
 def multi_turn_dpo_loss(

@@ -154,13 +154,15 @@ class Decoding:
         return {said.row: said.response(said.tokens[-1] in self._end_ids) for said in over}
 
     def _hear(self, drawn: tuple[Tensor, Tensor, Tensor]) -> Int[Tensor, " R"]:
-        # One transfer for all three; a float64 holds every id and every float32 as it is.
-        values = torch.stack([each.double() for each in drawn]).tolist()
+        tokens, *logprobs = drawn
+        # One transfer for all three, the float32 by their bits: not every device has a type that holds both.
+        sent = torch.stack([tokens.int(), *(each.view(torch.int32) for each in logprobs)]).cpu()
+        values = (sent[0].tolist(), *sent[1:].view(torch.float32).tolist())
         for said, token, logprob, drawn_logprob in zip(self._going, *values, strict=True):
             if not said.is_over:
-                said.hear(int(token), logprob, drawn_logprob)
-                said.is_over = int(token) in self._end_ids or len(said.tokens) == self._limit
-        return drawn[0]
+                said.hear(token, logprob, drawn_logprob)
+                said.is_over = token in self._end_ids or len(said.tokens) == self._limit
+        return tokens
 
     def _next_logits(self) -> Tensor:
         """Read what is unread in every row: the last token of those that go on, and what came in."""
