@@ -98,9 +98,11 @@ def _merged(model: PreTrainedModel, name: str, value: Tensor, role: str, roundin
     if not isinstance(layer, LoraLayer) or role not in layer.lora_A:
         return value
     delta: Tensor = layer.get_delta_weight(role)  # type: ignore[operator]  # every kind of LoRA layer has it
-    exact = value.double() + delta.double()
+    # On the CPU, where the result goes: some devices (Apple's) have no double precision.
+    delta = delta.cpu().double()
+    exact = value.cpu().double() + delta
     rounded = exact.to(value.dtype)
-    rounding.add(exact, rounded.double(), delta.double())
+    rounding.add(exact, rounded.double(), delta)
     return rounded
 
 
