@@ -24,8 +24,9 @@ _lean_disagreement: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 # Tokens of the two rows on which two ways to compute are compared: a token that a mask wrongly shows or hides
 # counts most in a short row, and positions in a long one.
 TRIED = (6, 60)
-# Two right ways differ by rounding, by so much of the logits' spread at most.
-ROUNDING = {torch.bfloat16: 0.05, torch.float16: 0.02}
+# Two right ways differ by rounding, by so much of the logits' spread at most: 0.036 in bfloat16 with a model
+# of 30 layers, in which a wrong mask makes 0.12 or more.
+ROUNDING = {torch.bfloat16: 0.065, torch.float16: 0.02}
 FULL_ROUNDING = 1e-4
 
 
