@@ -88,6 +88,7 @@ class Collection:
         self._calls: PendingCalls[int] = PendingCalls()
         self._done: dict[int, Conversation] = {}
         self._dropped: Counter[str] = Counter()
+        self._unanswered = 0  # of those that were dropped, since the policy's server gave no response
         self._error: Exception | None = None
         self._sampled_any = False
 
@@ -115,7 +116,7 @@ class Collection:
     def share(self) -> Share:
         """What was collected."""
         done = [self._done[index] for index in sorted(self._done)]
-        return Share(done, self._dropped, self._error, self._is_hopeless)
+        return Share(done, self._dropped, self._error, self._is_hopeless, self._unanswered)
 
     @property
     def _is_hopeless(self) -> bool:
@@ -167,6 +168,7 @@ class Collection:
         for row, said in self._engine.advance(self._calls.ready).items():
             if isinstance(said, Failure):
                 self._free_row(row)
+                self._unanswered += 1
                 self._drop(said.cause, said.error)
                 continue
             text = self._chat.response_text(said.ids)

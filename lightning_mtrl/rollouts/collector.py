@@ -164,7 +164,8 @@ class Collector:
             )
             for share in shares[1:]:
                 progress.join(share.conversations, share.dropped)
-        return Rollouts.of(shares, time.perf_counter() - started, allowed)
+        server = None if self._server is None else self._server.address
+        return Rollouts.of(shares, time.perf_counter() - started, allowed, server)
 
     def speaker(self, backbone: Backbone) -> AbstractContextManager[nn.Module]:
         """The policy of a backbone as `collect` wants it: for sampling, unless a server is the one to sample.

@@ -39,10 +39,11 @@ class PolicyServer:
 
     Attributes:
         client: asks the server.
+        address: of the server.
     """
 
     def __init__(self, config: ServingConfig, backbone: Backbone, folder: Path, processes: Processes) -> None:
-        self.client, self._address = _client(config), str(config.base_url)
+        self.client, self.address = _client(config), str(config.base_url)
         self._backbone, self._folder, self._processes = backbone, folder.resolve(), processes
 
     @property
@@ -68,7 +69,7 @@ class PolicyServer:
 
     def _serve(self, policy: str, context_length: int) -> str:
         served = self._ask(self.client.models, tuple)
-        _expect_length(served, self._address, context_length)
+        _expect_length(served, self.address, context_length)
         path = self._write(policy)
         if not any(model.name == path.name for model in served):
             self._load(path)
@@ -112,7 +113,7 @@ class PolicyServer:
         return answer
 
     def _told(self, failure: Failure[Any]) -> Exception:
-        return _told(failure, self._address, str(self._folder))
+        return _told(failure, self.address, str(self._folder))
 
 
 def expect_server(config: ServingConfig, context_length: int) -> None:

@@ -32,13 +32,20 @@ class Rollouts:
     seconds: float
 
     @classmethod
-    def of(cls, shares: Sequence[Share], seconds: float, allowed_failures: float = math.inf) -> Self:
+    def of(
+        cls,
+        shares: Sequence[Share],
+        seconds: float,
+        allowed_failures: float = math.inf,
+        server: str | None = None,
+    ) -> Self:
         """The whole collection from the shares of all processes, in the order of the indices.
 
         Args:
             shares: of all processes.
             seconds: that it took.
             allowed_failures: how many conversations may have failed.
+            server: address of the one that the policy speaks on; None where it speaks here.
 
         Raises:
             UserError: if every conversation failed.
@@ -50,35 +57,51 @@ class Rollouts:
             error = next((share.error for share in shares if share.error is not None), None)
             if isinstance(error, UserError):
                 raise error
+            culprit, remedy = _blamed(shares, dropped.total(), server)
             raise UserError(
-                f"environment: every conversation failed, so there is nothing to learn from: "
-                f"{_most_frequent(dropped)}. "
-                f"Mend the environment, or whatever serves it, and start again."
+                f"{culprit}: every conversation failed, so there is nothing to learn from: "
+                f"{_most_frequent(dropped)}. {remedy}"
             ) from error
         tokens = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
         truncated = sum(c.truncated for c in conversations)
         rollouts = cls(conversations, dict(sorted(dropped.items())), truncated, tokens, seconds)
         if dropped.total() > allowed_failures or any(share.stopped for share in shares):
-            raise TooManyFailures(rollouts)
+            raise TooManyFailures(rollouts, *_blamed(shares, dropped.total(), server))
         return rollouts
 
 
 class TooManyFailures(UserError):
     """So many conversations failed that going on would waste what the rest costs.
 
-    Attributes:
+    Args:
         rollouts: the conversations that had ended by then.
+        culprit: what most of the others failed by, as a key of the configuration.
+        remedy: what to do about it.
+
+    Attributes:
+        rollouts: as given.
     """
 
-    def __init__(self, rollouts: Rollouts) -> None:
+    def __init__(self, rollouts: Rollouts, culprit: str, remedy: str) -> None:
         failed, kept = Counter(rollouts.dropped), len(rollouts.conversations)
         super().__init__(
-            f"environment: {counted(failed.total(), 'conversation')} failed, so the collection was stopped "
+            f"{culprit}: {counted(failed.total(), 'conversation')} failed, so the collection was stopped "
             f"(see data.max_failure_share): {_most_frequent(failed)}. What had ended is kept "
-            f"({counted(kept, 'conversation')}). Mend the environment, or whatever serves it, and start "
-            f"again."
+            f"({counted(kept, 'conversation')}). {remedy}"
         )
         self.rollouts = rollouts
+
+
+def _blamed(shares: Sequence[Share], failed: int, server: str | None) -> tuple[str, str]:
+    """What most conversations failed by, and what to do about it."""
+    if server is None or 2 * sum(share.unanswered for share in shares) <= failed:
+        return "environment", "Mend the environment, or whatever serves it, and start again."
+    return (
+        f"data.server.base_url is {server!r}",
+        "The policy speaks there, so it must be a vLLM server, which returns the ids of the tokens that it "
+        "samples and their log-probabilities; other servers with the same API give texts alone. Its own log "
+        "says more (docs/serving.md).",
+    )
 
 
 def _most_frequent(dropped: Counter[str]) -> str:
@@ -94,12 +117,14 @@ class Share:
         dropped: number of dropped conversations by cause.
         error: the first exception of an environment; it is not sent to other processes.
         stopped: True if it was given up, since too many conversations had failed.
+        unanswered: how many were dropped since the server that the policy speaks on gave no response.
     """
 
     conversations: list[Conversation]
     dropped: Counter[str]
     error: Exception | None
     stopped: bool = False
+    unanswered: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # An exception of somebody's environment may be one that cannot be sent.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.tiny import TINY_FOLDER
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.policy_server import PolicyServer
-from lightning_mtrl.rollouts.results import Rollouts
+from lightning_mtrl.rollouts.results import Rollouts, Share
 from lightning_mtrl.serving_config import ServingConfig
 
 pytest.importorskip("openai")
@@ -198,6 +199,31 @@ def test_an_error_of_the_server_is_counted(server: FakeVLLM, parts: Parts) -> No
     rollouts = collected(parts)
     assert rollouts.dropped == {"LLMFailure: HTTP 500, 1 attempt": 2}
     assert len(rollouts.conversations) == NUMBER - 2
+
+
+def test_a_server_that_gives_no_token_ids_is_told_as_such_and_not_as_the_environment(
+    server: FakeVLLM, parts: Parts
+) -> None:
+    server.lie = lambda number, reply: reply["choices"][0].pop("token_ids")
+    with pytest.raises(UserError, match=r"no token ids in the reply, 1 attempt \(6 times\)") as told:
+        collected(parts)
+    assert str(told.value).startswith(
+        f"data.server.base_url is '{server.base_url}': every conversation failed"
+    )
+    assert "it must be a vLLM server, which returns the ids of the tokens" in str(told.value)
+    assert "nvironment" not in str(told.value)
+
+
+def test_where_most_failures_are_the_servers_it_is_named_and_else_the_environment() -> None:
+    def told(unanswered: int, server: str | None) -> str:
+        share = Share([], Counter({"LLMFailure: HTTP 500": 6}), None, unanswered=unanswered)
+        with pytest.raises(UserError) as raised:
+            Rollouts.of([share, replace(share)], 1.0, server=server)
+        return str(raised.value)
+
+    assert told(4, "http://a/v1").startswith("data.server.base_url is 'http://a/v1'")
+    assert told(3, "http://a/v1").startswith("environment: ")
+    assert told(0, None).startswith("environment: ")
 
 
 def test_a_slow_answer_is_counted(server: FakeVLLM, parts: Parts) -> None:
