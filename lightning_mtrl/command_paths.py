@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt, restricted_number_type
@@ -32,7 +33,7 @@ def open_run(options: Namespace) -> RunFolder:
     wanted = options.iteration
     if wanted and not folder.checkpoint(wanted).is_dir():
         names = (path.name.rpartition("-")[2] for path in folder.checkpoints.glob("iteration-*"))
-        found = sorted(int(name) for name in names if name.isdecimal())
+        found = sorted(int(name) for name in names if name.isdecimal() and int(name))
         there = ", ".join(["0 (pi_0)", *map(str, found)])
         raise UserError(
             f"--iteration is {wanted}, but {folder.path} has no checkpoint of it. There are: {there}."
@@ -52,8 +53,15 @@ def expect_writable(option: str, path: Path) -> None:
             f"{option} is {str(path)!r}, but {above} is no folder, so nothing can be put there. Name another "
             f"place."
         )
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise UserError(f"{option} is {str(path)!r}, but {above} may not be written to. Name another place.")
+    try:
+        # Tried, since permissions do not tell it of every file system, and of root they tell nothing.
+        with TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"{option} is {str(path)!r}, but {above} may not be written to ({error.strerror}). Name another "
+            f"place."
+        ) from None
 
 
 def log_output(name: str) -> Path:

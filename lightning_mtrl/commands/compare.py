@@ -15,12 +15,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import PositiveInt
 
+from lightning_mtrl.command_line import option_places
 from lightning_mtrl.command_paths import Seed, expect_writable
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import command_parser, parse
@@ -35,6 +37,7 @@ MOST_LOOKS = 50
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command; `arguments` are those after its name."""
+    _refuse_loose_fractions(arguments)
     options = parse(_parser(), arguments)
     outputs = _outputs(options)
     _check(options)
@@ -127,6 +130,26 @@ def _check_fractions(options: Namespace) -> None:
     expected = f"{options.looks} rising numbers (as many as --looks), at least 0.01 apart, the last one 1"
     holds = len(given) == options.looks and rising and math.isclose(given[-1], 1.0)
     _expect(holds, "fractions", given, expected, "[0.4,1.0]")
+
+
+def _refuse_loose_fractions(arguments: Sequence[str]) -> None:
+    """Refuse numbers one after the other, of which the parser would take the first alone."""
+    for _, end, value in option_places(arguments, "--fractions"):
+        more = list(takewhile(_is_number, arguments[end:]))
+        if _is_number(value) and more:
+            listed = ",".join(f"{float(number):g}" for number in (value, *more))
+            raise UserError(
+                f"--fractions is {' '.join([value, *more])}, but one list was expected. Write it as "
+                f"--fractions [{listed}]."
+            )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _outputs(options: Namespace) -> list[Path]:

@@ -172,6 +172,10 @@ def test_a_log_of_nothing_but_coverage_is_refused_unless_it_is_to_count(
             ["--baseline=a.jsonl", "--candidate=b.jsonl", "--looks=2", "--look=1", "--fractions=[0.5,0.9]"],
             "2 rising numbers (as many as --looks)",
         ),
+        (
+            ["--baseline=a.jsonl", "--detect=0.1", "--looks=3", "--fractions", "0.3", "0.6", "1.0"],
+            "--fractions is 0.3 0.6 1.0, but one list was expected. Write it as --fractions [0.3,0.6,1].",
+        ),
         (["--baseline=a.jsonl", "--candidate=b.jsonl", "--output=x.txt"], "ends with .json was expected"),
         (["--baseline=a.jsonl", "--candidate=b.jsonl", "--output=a.jsonl/x.json"], "is no folder"),
     ],

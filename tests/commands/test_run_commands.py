@@ -145,6 +145,34 @@ def test_collect_takes_pi_0_of_a_configuration(calls: Calls) -> None:
     assert calls == [("ready to collect", {"seed": None}), ("collect policy", expected)]
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="the system has no /proc")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["collect", "--run=run", "--output=/proc/x.jsonl"],
+        ["export", "--run=run", "--output=/proc/x/y"],
+        ["compare", "--baseline=a.jsonl", "--detect=0.1", "--output=/proc/x.json"],
+    ],
+)
+def test_a_place_where_even_root_can_make_nothing_is_named_with_its_option(
+    calls: Calls, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    message = capsys.readouterr().err
+    option, _, given = arguments[-1].partition("=")
+    assert message.startswith(f"error: {option} is {given!r}, but /proc may not be written to (")
+    assert len(message.splitlines()) == 1
+    assert calls == []
+
+
+def test_pi_0_is_listed_once_where_it_has_a_checkpoint_too(
+    calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("run/checkpoints/iteration-0000").mkdir(parents=True)
+    assert cli.main(["export", "--run=run", "--output=o", "--iteration=7"]) == 2
+    assert "There are: 0 (pi_0), 1, 2." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
