@@ -8,8 +8,9 @@ With --plan nothing runs: the memory that the run would take is printed, found o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import ParsedRun, load_config, parse_run, to_yaml
 from lightning_mtrl.runs.atomic import write_text
 from lightning_mtrl.runs.folder import RunFolder
+from lightning_mtrl.runs.writer import only_writer
 
 if TYPE_CHECKING:
     from lightning_mtrl.processes import Processes
@@ -81,6 +83,12 @@ def _start(config: RunConfig, name: str) -> None:
     text = to_yaml(replace(config, run_dir=None))
     folder = processes.first(lambda: RunFolder.create(text, config.run_dir, name))
     _tell(f"Run folder: {folder.path}", processes)
+    with ExitStack() as held:
+        processes.first(lambda: held.enter_context(only_writer(folder.path)))
+        _run(config, folder, processes)
+
+
+def _run(config: RunConfig, folder: RunFolder, processes: Processes) -> None:
     from lightning_mtrl.loop import PolicyIterationLoop
 
     try:
@@ -119,16 +127,30 @@ def _resume(config: RunConfig, folder: RunFolder) -> None:
     kept = load_config(folder.config)
     for name in RunConfig.__dataclass_fields__:
         if name not in _CHANGEABLE and getattr(config, name) != getattr(kept, name):
+            key, given, there = _difference(name, asdict(config)[name], asdict(kept)[name])
             raise UserError(
-                f"{name} differs from that of the run {folder.path}, but a resumed run can change only "
-                f"{' and '.join(_CHANGEABLE)}. Leave it out, or start a new run without --resume."
+                f"{key} is {given!r} and differs from that of the run {folder.path}, {there!r}, but a "
+                f"resumed run can change only {' and '.join(_CHANGEABLE)}. Leave it out, or start a new run "
+                f"without --resume."
             )
     from lightning_mtrl.launching import launch
 
     processes = launch(config.fabric)
     processes.first(lambda: _expect_ready(config, folder))
-    processes.first(lambda: write_text(folder.config, to_yaml(config)))
-    _tell(f"Run folder: {folder.path} (resumed)", processes)
-    from lightning_mtrl.loop import PolicyIterationLoop
+    with ExitStack() as held:
+        processes.first(lambda: held.enter_context(only_writer(folder.path)))
+        processes.first(lambda: write_text(folder.config, to_yaml(config)))
+        _tell(f"Run folder: {folder.path} (resumed)", processes)
+        from lightning_mtrl.loop import PolicyIterationLoop
 
-    PolicyIterationLoop(config, folder).run()
+        PolicyIterationLoop(config, folder).run()
+
+
+def _difference(key: str, given: object, there: object) -> tuple[str, object, object]:
+    """The first key in which two configurations differ, with both values."""
+    if isinstance(given, Mapping) and isinstance(there, Mapping):
+        for name in (*given, *there):
+            ours, theirs = given.get(name), there.get(name)
+            if ours != theirs:
+                return _difference(f"{key}.{name}", ours, theirs)
+    return key, given, there

@@ -5,7 +5,6 @@ Everything is written beside its place, flushed to the disk, and renamed.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -14,19 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning_mtrl.errors import UserError
-
 _UNFINISHED = ".unfinished"
 _REPLACED = ".replaced"
-# What writers in other languages, such as that of safetensors, say in the place of an error number.
-_NO_SPACE = ("No space left on device", "Disk quota exceeded")
 
 
 def write_text(path: Path, text: str) -> None:
     """Replace a text file; its folder is made when it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(path, _UNFINISHED)
-    with naming_when_full(path), beside.open("w", encoding="utf-8") as file:
+    with beside.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -58,46 +53,17 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     try:
-        with naming_when_full(path):
-            yield beside
-            _flush_tree(beside)
+        yield beside
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
+    _flush_tree(beside)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
         os.rename(path, old)
     os.rename(beside, path)
     _flush_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def is_full(error: Exception) -> bool:
-    """Whether something could not be written since there is no space for it."""
-    numbered = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return numbered or any(text in str(error) for text in _NO_SPACE)
-
-
-@contextmanager
-def naming_when_full(path: Path) -> Iterator[None]:
-    """Name what could not be written where the disk is full, which the system's own error does not.
-
-    Args:
-        path: of the file or the folder that is being written.
-
-    Raises:
-        UserError: if there was no space for it.
-    """
-    try:
-        yield
-    except UserError:
-        raise  # of a part of it, which is named already
-    except Exception as error:
-        if not is_full(error):
-            raise
-        raise UserError(
-            f"{path} cannot be written: no space is left on its disk. Free some, or name a place on another."
-        ) from error
 
 
 def remove_folder(path: Path) -> None:

@@ -63,9 +63,7 @@ def save_checkpoint(path: Path, state: CheckpointState) -> None:
             # Tensors of one storage are refused by the format, and views would be written in full.
             save_file(_copied(tensors), folder / f"tensors-{name}.safetensors")
         for name, optimizer in state.optimizers.items():
-            # Through a file of Python's, which says why it cannot write; torch's own does not.
-            with (folder / f"optimizer-{name}.pt").open("wb") as file:
-                torch.save(dict(optimizer), file)
+            torch.save(dict(optimizer), folder / f"optimizer-{name}.pt")
         write_json(folder / _LOOP, dict(state.loop))
         digests = {file.name: _digest(file) for file in sorted(folder.iterdir())}
         write_json(folder / _MANIFEST, {"format": 1, "iteration": state.iteration, "files": digests})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.runs.atomic import tidy, write_text
+from lightning_mtrl.runs.writer import BeingWritten, only_writer
 from lightning_mtrl.speaker import is_first
 
 DEFAULT_PARENT = Path("runs")
@@ -47,6 +49,8 @@ class RunFolder:
     def open(cls, path: Path | str) -> RunFolder:
         """Open the folder of an existing run, and finish what a killed process left half done.
 
+        What a process that is still running has half done is left to it.
+
         Raises:
             UserError: if there is no run; it names what is missing.
         """
@@ -59,7 +63,8 @@ class RunFolder:
                 + _existing_runs()
             )
         if is_first():
-            tidy(folder.path)
+            with suppress(BeingWritten), only_writer(folder.path):
+                tidy(folder.path)
         return folder
 
     def discard(self) -> None:

@@ -18,7 +18,7 @@ from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from torch import Tensor
 
-from lightning_mtrl.runs.atomic import naming_when_full, write_text
+from lightning_mtrl.runs.atomic import write_text
 from lightning_mtrl.runs.checkpoint import CheckpointState
 from lightning_mtrl.runs.events import keep_summaries
 from lightning_mtrl.runs.folder import RunFolder
@@ -124,7 +124,7 @@ class CsvLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, float | Tensor], step: int | None = None) -> None:
         place = (self._clock.iteration, self._clock.step if step is None else step)
         # One write for each call, so that a killed process leaves at most one row cut off, at the end.
-        with naming_when_full(self._file), self._file.open("a", encoding="utf-8", newline="") as file:
+        with self._file.open("a", encoding="utf-8", newline="") as file:
             file.write(_lines([(*place, name, float(value)) for name, value in metrics.items()]))
         self._clock.rows = (self._clock.rows or 0) + len(metrics)
 

@@ -12,6 +12,7 @@ from lightning_mtrl.config import RunConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import load_config
 from lightning_mtrl.runs.folder import RunFolder
+from lightning_mtrl.runs.writer import only_writer
 
 Started = list[tuple[RunConfig, RunFolder]]
 
@@ -108,10 +109,27 @@ def test_what_would_make_it_another_run_cannot_change(
     cli.main(["fit", "--config=small.yaml"])
     assert cli.main(["fit", "--resume=runs/small", change]) == 2
     message = capsys.readouterr().err
-    assert (
-        f"{change[2:].partition('=')[0].partition('.')[0]} differs from that of the run runs/small" in message
-    )
+    told = {
+        "--seed": "seed is 5 and differs from that of the run runs/small, ",
+        "--data.conversations": "data.conversations is 16 and differs from that of the run runs/small, ",
+        "--environment.max_turns": "environment.init_args.max_turns is 3 and differs from that of the run",
+        "--run_dir": "run_dir is 'x' and differs from that of the run runs/small, None, but",
+    }
+    assert told[change.partition("=")[0]] in message
     assert len(started) == 1
+
+
+def test_a_run_that_another_process_writes_is_not_resumed(
+    started: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["fit", "--config=small.yaml"])
+    before = Path("runs/small/config.yaml").read_bytes()
+    with only_writer(Path("runs/small")):
+        assert cli.main(["fit", "--resume=runs/small", "--loop.iterations=9"]) == 2
+    assert "another process is writing the run runs/small" in capsys.readouterr().err
+    assert Path("runs/small/config.yaml").read_bytes() == before
+    assert len(started) == 1
+    assert cli.main(["fit", "--resume=runs/small", "--loop.iterations=9"]) == 0
 
 
 def test_a_resumed_run_that_cannot_begin_keeps_its_folder(started: Started) -> None:
