@@ -268,18 +268,23 @@ def _instantiate(key: str, values: Namespace) -> Any:
     path = values[key].class_path
     module_name, _, name = path.rpartition(".")
     named = getattr(importlib.import_module(module_name), name)
-    if not inspect.signature(named).parameters:
-        return named()  # a parser has no key for a class without arguments
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(named, key)
     given = values[key].as_dict().get("init_args") or {}
     try:
+        if not inspect.signature(named).parameters:
+            return named()  # a parser has no key for a class without arguments
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(named, key)
         values[key] = values[key].get("init_args") or parser.get_defaults()[key]
         return parser.instantiate(values)[key]
     except (TypeError, ValueError) as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from None  # told by an argument's own constructor
         raise UserError(told_by_class(key, path, str(error), given)) from error
+    except UserError:
+        raise
+    except Exception as error:  # whatever a class of the user's does when it is made
+        told = f"{key} {path} could not be made: {type(error).__name__}: {error}. --debug shows where."
+        raise UserError(told) from error
 
 
 def _name(arguments: Sequence[str], config: RunConfig) -> str:

@@ -22,6 +22,12 @@ class Observation:
     system: str | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _expect(isinstance(self.text, str), "Observation.text", self.text, "a text")
+        told = self.system is None or isinstance(self.system, str)
+        _expect(told, "Observation.system", self.system, "a text or None")
+        _expect(isinstance(self.info, Mapping), "Observation.info", self.info, "a dictionary")
+
 
 @dataclass(frozen=True)
 class Transition:
@@ -42,6 +48,23 @@ class Transition:
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        text = isinstance(self.observation, str)
+        _expect(text, "Transition.observation", self.observation, "a text (it may be empty)")
+        # Numbers of NumPy and torch have it too, and no text has.
+        _expect(hasattr(type(self.reward), "__float__"), "Transition.reward", self.reward, "a number")
+        for name in ("terminated", "truncated"):
+            value = getattr(self, name)
+            truth = isinstance(value, bool | int) or hasattr(value, "dtype")
+            _expect(truth, f"Transition.{name}", value, "True or False")
+        _expect(isinstance(self.info, Mapping), "Transition.info", self.info, "a dictionary")
+
+
+def _expect(holds: bool, name: str, value: object, expected: str) -> None:
+    """A wrong type is told where the environment makes it, and costs that conversation alone."""
+    if not holds:
+        raise TypeError(f"{name} is {value!r:.60}, but {expected} was expected")
 
 
 @runtime_checkable
