@@ -81,11 +81,11 @@ def test_steps_from_logs_are_those_of_the_loop_to_the_byte(runs: dict[str, Any])
         for part in ("policy", "critic"):
             ours = (step / name / f"tensors-{part}.safetensors").read_bytes()
             assert ours == (runs["loop"] / name / f"tensors-{part}.safetensors").read_bytes(), (number, part)
-    critics = [
-        load_file(step / f"checkpoints/iteration-000{number}" / "tensors-critic.safetensors")
+    policies = [
+        load_file(step / f"checkpoints/iteration-000{number}" / "tensors-policy.safetensors")
         for number, step in enumerate(runs["steps"], start=1)
     ]
-    assert any(not torch.equal(critics[0][name], critics[1][name]) for name in critics[0])
+    assert any(not torch.equal(policies[0][name], policies[1][name]) for name in policies[0])
     assert _json(runs["steps"][0] / "summary.json")["iterations"][1]["accepted"], "no step was taken"
 
 
