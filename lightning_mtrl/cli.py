@@ -19,7 +19,6 @@ from types import ModuleType
 from lightning_mtrl import commands
 from lightning_mtrl.errors import AnotherFailed, UserError
 from lightning_mtrl.messages import with_choices
-from lightning_mtrl.runs.atomic import is_full
 from lightning_mtrl.speaker import is_first, is_first_of_machine, is_launched
 
 SUCCESS, FAILURE, MISTAKE, INTERRUPTED = 0, 1, 2, 130
@@ -52,12 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), debug, MISTAKE)
     except _PATH_ERRORS as error:
         return _failed(f"{error.filename}: {error.strerror}. --debug shows what needed it.", debug, MISTAKE)
-    except OSError as error:
-        if not is_full(error):
-            raise
-        place = error.filename or "a file"
-        told = f"{place} cannot be written: no space is left on its disk. --debug shows what needed it."
-        return _failed(told, debug, MISTAKE)
     except AnotherFailed as error:
         return _failed(str(error), debug, FAILURE)
     return SUCCESS

@@ -79,10 +79,10 @@ class ModelConfig:
         fine_tuning: "lora" trains an adapter for each role on one frozen base; "full" trains a separate
             copy of all weights for each role.
         quantization: "nf4" keeps the frozen base in 4 bits (NF4 with double quantization).
-        lora_rank: rank of the adapters.
+        lora_rank: rank of new adapters; a policy that starts from one (`adapter`, or "tiny") keeps its own.
         lora_alpha: scale of the adapters; their output is multiplied by lora_alpha / lora_rank.
         lora_dropout: dropout before the adapters, in [0, 1).
-        lora_targets: "all-linear", or the names of the layers that get an adapter.
+        lora_targets: "all-linear", or the names of the layers that get a new adapter.
         dtype: type of the base's weights: "float32", "bfloat16" or "float16".
         gguf_file: file name inside the folder or repository `name`, where the weights are GGUF.
         trust_remote_code: run code that comes with the model. Only for sources that you trust.

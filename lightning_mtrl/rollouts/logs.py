@@ -27,7 +27,6 @@ from lightning_mtrl.rollouts.log_records import Demands, Unreadable, conversatio
 from lightning_mtrl.rollouts.log_tokens import LogEncoder
 from lightning_mtrl.rollouts.outcomes import Outcomes
 from lightning_mtrl.rollouts.public_data import Row, records_of
-from lightning_mtrl.runs.atomic import naming_when_full
 
 MESSAGES_SHOWN = 5
 ENCODED_TOGETHER = 1024  # records
@@ -264,10 +263,9 @@ def _replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.unfinished")
     try:
-        with naming_when_full(path):
-            yield beside
-            with beside.open("rb") as file:
-                os.fsync(file.fileno())
+        yield beside
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
