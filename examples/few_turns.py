@@ -15,5 +15,9 @@ from lightning_mtrl.environments.scored import Talk
 
 
 def score(talk: Talk) -> float:
-    """The environment's own outcome, less a tenth for each turn after the first."""
-    return talk.outcome - 0.1 * (len(talk.responses) - 1)
+    """The environment's own outcome, a tenth of it less for each turn after the first.
+
+    It is a factor and no subtraction, so that an outcome in [0, 1] stays there, which is what the default
+    loss of the Q-critic and the success rates are for: a failure is 0 however long it took.
+    """
+    return talk.outcome * 0.9 ** (len(talk.responses) - 1)

@@ -6,9 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from lightning_mtrl.environments.scored import Talk
 from lightning_mtrl.rollouts.logs import read_conversations
 
 ROOT = Path(__file__).resolve().parent.parent
+TINY = [
+    "--data.conversations=24",
+    "--data.max_response_tokens=8",
+    "--data.validation_share=0.3",
+    "--algorithm.evaluation.epochs=1",
+    "--algorithm.improvement.rounds=1",
+    "--algorithm.improvement.states=4",
+    "--algorithm.improvement.samples=2",
+    "--algorithm.improvement.certificate_states=4",
+    "--loop.iterations=1",
+    "--validation.conversations=4",
+]
 
 
 def test_an_environment_outside_the_package_is_plugged_in_by_its_class_path(tmp_path: Path) -> None:
@@ -63,18 +76,33 @@ def test_the_readmes_environment_runs_with_the_quickstart_configuration(tmp_path
     assert {talk.prompt[0].content for talk in talks} == {"I think of a digit. Guess it."}
 
 
-def test_an_outcome_of_ones_own_is_a_function_by_its_path(tmp_path: Path) -> None:
-    text = (ROOT / "examples" / "few_turns.py").read_text("utf-8")
-    lines = text.splitlines()
+def test_an_outcome_of_ones_own_trains_as_its_docstring_prints_it(tmp_path: Path) -> None:
+    lines = (ROOT / "examples" / "few_turns.py").read_text("utf-8").splitlines()
     start = lines.index("    environment:")
-    (tmp_path / "scored.yaml").write_text("\n".join(line[4:] for line in lines[start : start + 5]) + "\n")
-    output = tmp_path / "talks.jsonl"
-    command = [sys.executable, "-m", "lightning_mtrl", "collect", f"--config={tmp_path / 'scored.yaml'}"]
-    options = [f"--output={output}", "--conversations=6", "--data.max_response_tokens=8"]
-    done = subprocess.run([*command, *options], cwd=ROOT / "examples", capture_output=True, text=True)
+    config, run = tmp_path / "scored.yaml", tmp_path / "run"
+    config.write_text("\n".join(line[4:] for line in lines[start : start + 5]) + "\n")
+    (printed,) = [line.split() for line in lines if line.startswith("    python -m lightning_mtrl")]
+    command = [sys.executable, *printed[1:-1], str(config), f"--run_dir={run}", *TINY]
+    done = subprocess.run(command, cwd=ROOT / "examples", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    talks = read_conversations(output, strict=True).conversations
+    (stored,) = (run / "rollouts").iterdir()
+    talks = read_conversations(stored, strict=True).conversations
     assert {talk.prompt[0].content for talk in talks} == {"I think of a number from 1 to 9. Which one is it?"}
     for talk in talks:
         guessed = talk.turns[-1].observation == "Yes!"
-        assert talk.outcome == pytest.approx(guessed - 0.1 * (len(talk.turns) - 1))
+        # 1, 0.9, 0.81 and so on for a guess in the first turn, the second, the third
+        assert talk.outcome == pytest.approx(0.9 ** (len(talk.turns) - 1) if guessed else 0.0)
+
+
+def test_a_score_of_few_turns_is_never_outside_of_what_a_loss_of_0_to_1_learns_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from few_turns import score
+
+    def talk(outcome: float, turns: int) -> Talk:
+        return Talk("?", ("x",) * turns, ("y",) * turns, {}, outcome)
+
+    assert [score(talk(1.0, turns)) for turns in (1, 2, 3)] == pytest.approx([1.0, 0.9, 0.81])
+    assert score(talk(0.0, 30)) == 0.0
+    assert 0.0 < score(talk(1.0, 30)) < score(talk(1.0, 29))
