@@ -25,6 +25,7 @@ from lightning_mtrl.parsing import build_algorithm
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.recorder import Recorder
 from lightning_mtrl.restoring import restore
+from lightning_mtrl.rollouts.behaviour import count_coverage, coverage_of
 from lightning_mtrl.rollouts.log_records import Demands
 from lightning_mtrl.rollouts.log_tokens import LogEncoder
 from lightning_mtrl.rollouts.logs import LoadedLogs, encoded, read_conversations
@@ -96,6 +97,10 @@ class BatchOnlineStep:
     def evaluate(self) -> Signal:
         """Fit Q of pi_k to the logs, and leave what it learned."""
         signal = self._signal()
+        if said := self.algorithm.describe(signal):
+            self.recorder.say(said)
+        if not signal.trusted:
+            self.recorder.say(f"`improve` would take no step: {signal.reason}.")
         self._record(self.number, self.validation, signal, None)
         self.recorder.checkpoint(self.number, self.learner, converged=False)
         self._finish()
@@ -116,7 +121,17 @@ class BatchOnlineStep:
 
     def _signal(self) -> Signal:
         loaded = self._encode()
-        self.recorder.say(logged_block(self.logs.path, loaded, self.dropped, self.validation, self.fit))
+        self.recorder.say(
+            logged_block(
+                self.logs.path,
+                loaded,
+                self.dropped,
+                self.validation,
+                self.fit,
+                self.coverage,
+                self.algorithm.takes_returns,
+            )
+        )
         with self._phase("evaluate"):
             signal = self.algorithm.evaluate(self.conversations)
         self.report["critic"] = {"trusted": signal.trusted, "reason": signal.reason, **signal.metrics}
@@ -132,23 +147,30 @@ class BatchOnlineStep:
             encoder = LogEncoder(context.chat, context.context_length, context.sampling.max_response_tokens)
             conversations = list(encoded(loaded.conversations, loaded, encoder, self.logs.strict))
             loaded.conversations = []
+            # As they were logged: personas are taken out of the prompts, and log-probabilities may be made.
+            usable = [c for c in conversations if unusable(c) is None]
+            self.coverage = count_coverage(usable)
+            own = [c for c in usable if coverage_of(c) is None]
             if self.algorithm.needs_logprobs:
                 conversations = with_logprobs(conversations, self.learner)
             data.set_rollouts(conversations, seed=context.seed, logs=loaded)
-            self.fit = self._fit_of(data.usable_conversations)
+            self.fit = self._fit_of(own)
         self.conversations, self.dropped = data.conversations, data.dropped
-        own = [c for c in data.usable_conversations if _policys_own(c)] or data.usable_conversations
         causes = Counter(loaded.dropped) + Counter(data.dropped)
         self.validation: Validation = figures_of(
-            own, self.learner.gamma, data.dropped.get("truncated", 0), dict(sorted(causes.items()))
+            own or data.usable_conversations,
+            self.learner.gamma,
+            data.dropped.get("truncated", 0),
+            dict(sorted(causes.items())),
         )
         self.report["logs"] |= {"read": loaded.read, "left_out": dict(loaded.dropped), "unused": data.dropped}
-        self.report["logs"] |= {"messages": loaded.messages, "fit": self.fit.row()}
+        self.report["logs"] |= {"messages": loaded.messages, "coverage": dict(self.coverage)}
+        self.report["logs"] |= {"fit": self.fit.row()}
         return loaded
 
-    def _fit_of(self, conversations: list[Conversation]) -> LogFit:
+    def _fit_of(self, own: list[Conversation]) -> LogFit:
         """Compare some of the log's own responses with what pi_k would say."""
-        chosen = [c for c in conversations if _policys_own(c)][:FIT_CONVERSATIONS]
+        chosen = own[:FIT_CONVERSATIONS]
         scored = with_logprobs([_without_logprobs(c) for c in chosen], self.learner)
         return LogFit.of(chosen, scored)
 
@@ -223,8 +245,3 @@ def _without_logprobs(conversation: Conversation) -> Conversation:
     return replace(
         conversation, turns=tuple(replace(turn, behaviour_logprobs=()) for turn in conversation.turns)
     )
-
-
-def _policys_own(conversation: Conversation) -> bool:
-    """Whether the policy alone spoke, without a persona and without a response drawn for coverage."""
-    return "persona" not in conversation.metadata and not any(turn.explored for turn in conversation.turns)

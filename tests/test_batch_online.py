@@ -123,6 +123,8 @@ def test_the_report_and_the_words_tell_calibration_gain_and_coverage(runs: dict[
     for words in ("calibration error", "95% interval", "lie near what Q was fitted to", "adapters/policy"):
         assert words in said
     assert "WARNING" not in said
+    assert "own       yes: the log's own log-probabilities agree" in said
+    assert re.search(r"without \d+ conversations that are not its own behaviour \(\d+ with an explored", said)
     assert f"improve --run {runs['steps'][0]}" in said
     assert (runs["steps"][0] / "figures" / "calibration.png").is_file()
 
@@ -165,6 +167,9 @@ def test_logs_without_ids_are_evaluated_with_outcomes_of_another_file_and_scored
     said = _done("evaluate", *config, f"--logs={logs}", f"--outcomes={outcomes}")
     assert "190 conversations read, 11 left out (no outcome 10, not JSON 1)" in said
     assert "the log has none of its own" in said
+    assert "own       not known: the log has no log-probabilities" in said
+    assert re.search(r"critic    held-out loss [\d.]+, of a constant [\d.]+; calibration error [\d.]+", said)
+    assert ("`improve` would take no step" in said) == (not _json(run / "report.json")["critic"]["trusted"])
     report = _json(run / "report.json")
     assert (report["logs"]["read"], report["logs"]["left_out"]) == (190, {"no outcome": 10, "not JSON": 1})
     assert report["logs"]["messages"][-1].startswith(f"{logs}, line 201: not JSON")
@@ -297,7 +302,7 @@ def test_a_log_of_another_policy_is_told() -> None:
     learner = _learner()
     talks = with_logprobs([_bare(c) for c in some_talks(24)], learner)
     same = LogFit.of(talks, talks)
-    assert (same.difference, same.differs) == (0.0, False)
+    assert (same.difference, same.differs, same.own) == (0.0, False, True)
     likelier = [
         replace(
             c,
@@ -309,11 +314,12 @@ def test_a_log_of_another_policy_is_told() -> None:
     ]
     other = LogFit.of(likelier, talks)
     assert other.differs
+    assert other.own is False
     assert other.difference == pytest.approx(
         0.2 * sum(len(t.response_ids) for c in talks for t in c.turns) / sum(len(c.turns) for c in talks)
     )
     unknown = LogFit.of([_bare(c) for c in talks], talks)
-    assert (unknown.difference, unknown.differs) == (None, False)
+    assert (unknown.difference, unknown.differs, unknown.own) == (None, False, None)
 
 
 def _bare(conversation: Conversation) -> Conversation:

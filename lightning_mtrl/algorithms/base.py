@@ -109,11 +109,14 @@ class Algorithm(ABC):
             needs fresh ones, made for it by an environment.
         needs_logprobs: whether it learns from the very responses of the conversations, and so needs their
             log-probabilities under the policy that gave them.
+        takes_returns: whether it takes the returns of the conversations for the policy's own, which is right
+            where the policy led them.
     """
 
     turn_value_name: str = "value"
     learns_from_logs: bool = False
     needs_logprobs: bool = False
+    takes_returns: bool = True
 
     @property
     def returns(self) -> tuple[float, float] | None:
@@ -131,6 +134,10 @@ class Algorithm(ABC):
     @abstractmethod
     def improve(self, rollouts: list[Conversation], signal: Signal) -> Improvement:
         """Change the policy (the backbone's role "policy") for the better."""
+
+    def describe(self, signal: Signal) -> str:
+        """What to know of the last `evaluate` where no step follows, in a block of text; empty if nothing."""
+        return ""
 
     @abstractmethod
     def converged(self, signal: Signal) -> bool:

@@ -24,21 +24,37 @@ def diagnose(before: ScoredGroups, signal: Signal, inputs: CriticInputs) -> str:
         signal: what evaluation found.
         inputs: what the critic reads of the rollouts, for the probe of the base model's features.
     """
-    m = signal.metrics
     q = before.q
     coverage = ((q.max(1).values - q.mean(1)) > BETTER).float().mean().item()
     return "\n".join(
         [
             f"iteration {inputs.context.iteration}, before the step",
-            f"  critic    held-out loss {m['q_loss']:.4f}, of a constant {m['constant_loss']:.4f}; "
-            f"calibration error {m['calibration_error']:.3f}",
-            f"  ranking   AUC {m['auc']:.3f}; within the same state {m['same_state_accuracy']:.3f}",
-            f"  features  linear probe of the base model: AUC {probe_base(inputs):.3f}",
+            *_of_critic(signal, inputs),
             f"  coverage  a better response was sampled in {100 * coverage:.0f}% of {len(q)} held-out states",
             f"  room      mean Q {q.mean().item():z.3f}; of the best of {q.size(1)} responses "
             f"{q.max(1).values.mean().item():z.3f}",
         ]
     )
+
+
+def describe_critic(signal: Signal, inputs: CriticInputs) -> str:
+    """The block of text where no step follows: that of `diagnose` without what fresh responses are for.
+
+    Args:
+        signal: what evaluation found.
+        inputs: as in `diagnose`.
+    """
+    return "\n".join([f"iteration {inputs.context.iteration}, evaluated", *_of_critic(signal, inputs)])
+
+
+def _of_critic(signal: Signal, inputs: CriticInputs) -> list[str]:
+    m = signal.metrics
+    return [
+        f"  critic    held-out loss {m['q_loss']:.4f}, of a constant {m['constant_loss']:.4f}; "
+        f"calibration error {m['calibration_error']:.3f}",
+        f"  ranking   AUC {m['auc']:.3f}; within the same state {m['same_state_accuracy']:.3f}",
+        f"  features  linear probe of the base model: AUC {probe_base(inputs):.3f}",
+    ]
 
 
 def probe_base(inputs: CriticInputs) -> float:

@@ -21,11 +21,11 @@ from lightning_mtrl import ranges
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
 from lightning_mtrl.algorithms.coverage import coverage
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs, critic_passes, predict
-from lightning_mtrl.algorithms.diagnostics import diagnose
+from lightning_mtrl.algorithms.diagnostics import describe_critic, diagnose
 from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator
 from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
 from lightning_mtrl.algorithms.off_policy_targets import fit_targets, off_policy_passes
-from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic
+from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, why_untrusted
 from lightning_mtrl.algorithms.policy_improvement import SingleTurnImprover
 from lightning_mtrl.algorithms.ranges import expect
 from lightning_mtrl.algorithms.round_passes import round_passes
@@ -67,6 +67,7 @@ class IterativePPO(Algorithm):
         estimator: AdvantageEstimator | None = None,
     ) -> None:
         self.evaluation, self.improvement = evaluation, improvement
+        self.takes_returns = evaluation.target == "sarsa"
         self.estimator = estimator or GAE()
         samples, compares = self.improvement.samples, isinstance(self.estimator, (RLOO, GRPO))
         kind = f"at least 2 with {type(self.estimator).__name__}, which compares the responses of a state"
@@ -127,15 +128,8 @@ class IterativePPO(Algorithm):
         targets = fit_targets(self.inputs, self.evaluation)
         report = fit_critic(self.inputs, self.critic_stepper, self.evaluation, targets)
         metrics = {**report.metrics(), **targets.metrics(), "q_change": self._q_change()}
-        reason = (
-            ""
-            if report.beats_constant
-            else (
-                f"the Q-critic does not beat a constant on held-out conversations (gain "
-                f"{report.gain[0]:z.4f} nats, "
-                f"lower bound {report.gain[1]:z.4f}); collect more conversations or fit it longer"
-            )
-        )
+        data = self.context.datamodule
+        reason = why_untrusted(report, [*data.train_conversations, *data.validation_conversations])
         return Signal(metrics, report.beats_constant, reason, {"calibration": calibration_figure(report)})
 
     def improve(self, rollouts: list[Conversation], signal: Signal) -> Improvement:
@@ -168,6 +162,10 @@ class IterativePPO(Algorithm):
                 stepper.go_back(before_it)
             self.improver.kl_coef = kl_coef
         return Improvement({**metrics, "accepted": float(accepted)}, accepted)
+
+    def describe(self, signal: Signal) -> str:
+        """How good the Q-critic is on held-out conversations."""
+        return describe_critic(signal, self.inputs)
 
     def converged(self, signal: Signal) -> bool:
         """True when Q has changed by less than the tolerance in two iterations in a row."""

@@ -12,7 +12,7 @@ Interaction" (arXiv:2603.23550). One iteration:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from lightning_mtrl.algorithms.conversation_estimators import RLOO, Conversation
 from lightning_mtrl.algorithms.fresh import CreditedRollouts, credited, fresh_rollouts
 from lightning_mtrl.algorithms.itpo_config import ITPOConfig
 from lightning_mtrl.algorithms.mixing import mixed_advantages, reward_streams, rewarded
+from lightning_mtrl.algorithms.outcomes import all_outcomes_are
 from lightning_mtrl.algorithms.passes import (
     group_minibatches,
     of_similar_length,
@@ -115,6 +116,7 @@ class ITPO(Algorithm):
         self.credited = credited(fresh, credit, self.estimator.needs_others)
         unvaried = objectives.zero_variance_groups(outcome, fresh.batch.group).item()
         measured = {"outcome": outcome.mean().item(), "zero_variance_groups": unvaried}
+        self._say_if_outcomes_are_silent(fresh.conversations, unvaried)
         return Signal({**learned, **credit.metrics, **measured})
 
     def improve(self, rollouts: list[Conversation], signal: Signal) -> Improvement:
@@ -177,6 +179,17 @@ class ITPO(Algorithm):
                 if credit.known is None or bool(credit.known[row]):
                     found[conversation.id] = sums[row, : len(conversation.turns)].tolist()
         return [found[c.id] for c in conversations]
+
+    def _say_if_outcomes_are_silent(self, conversations: Sequence[Conversation], unvaried: float) -> None:
+        """Say that a step gets nothing from outcomes, where no two that it compares differ."""
+        said = all_outcomes_are(conversations)
+        if not said and unvaried == 1.0 and self.estimator.needs_others:
+            said = (
+                "in no group do outcomes differ, and only members of a group are compared; larger groups "
+                "(data.group_size), or more of them (data.conversations), are needed"
+            )
+        if said:
+            self.context.say(f"WARNING: this step has no signal from outcomes: {said}.")
 
     def _values(self, learnt: CreditedRollouts) -> Float[Tensor, "B T"]:
         if self.value_stepper is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs, Readable
 from lightning_mtrl.algorithms.fit_targets import FitTargets
+from lightning_mtrl.algorithms.outcomes import all_outcomes_are
 from lightning_mtrl.algorithms.progress import PhaseProgress
 from lightning_mtrl.algorithms.ranges import expect, expect_above_zero, expect_at_least
 from lightning_mtrl.algorithms.stepping import Stepper
@@ -155,6 +156,23 @@ def fit_critic(
     stepper.go_back(best_learned)
     targets.refresh()
     return measure(inputs, held_out, targets)
+
+
+def why_untrusted(report: QReport, conversations: Sequence[Conversation]) -> str:
+    """Why no step shall be taken on a Q-critic, and what to do; empty if it beats a constant.
+
+    Args:
+        report: on the critic.
+        conversations: that it was fitted to and measured on.
+    """
+    if report.beats_constant:
+        return ""
+    if same := all_outcomes_are(conversations):
+        return f"the Q-critic does not beat a constant: {same}"
+    return (
+        f"the Q-critic does not beat a constant on held-out conversations (gain {report.gain[0]:z.4f} nats, "
+        f"lower bound {report.gain[1]:z.4f}); collect more conversations or fit it longer"
+    )
 
 
 @torch.no_grad()

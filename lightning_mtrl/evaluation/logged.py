@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -11,10 +13,16 @@ from lightning_mtrl.conversation import Conversation, Turn
 from lightning_mtrl.counting import by_cause, counted
 from lightning_mtrl.evaluation.intervals import mean_interval
 from lightning_mtrl.evaluation.validate import Validation
+from lightning_mtrl.rollouts.behaviour import Coverage, told
 from lightning_mtrl.rollouts.logs import LoadedLogs
 from lightning_mtrl.runs.folder import RunFolder
 
 DIFFERENT = 0.1  # nats a response between the log's policy and pi_k that deserve a warning
+# Nats a token, on average, below which a policy cannot have said the responses. Of its own ones the mean is
+# minus its entropy, rarely below -4 in conversations; -8 is that of a choice among 3,000 equally likely
+# tokens in every place.
+FOREIGN = -8.0
+_ANY_LOG = "set evaluation.target expected_sarsa (of IterativePPO), for which any log will do"
 
 
 @dataclass(frozen=True)
@@ -50,10 +58,24 @@ class LogFit:
         """Whether the log is of another policy, beyond chance and by enough to matter."""
         return self.difference_interval is not None and self.difference_interval[0] > DIFFERENT
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the policy cannot have said the logged responses, so unlikely are they to it."""
+        return self.token_logprob < FOREIGN
+
+    @property
+    def own(self) -> bool | None:
+        """Whether the log is the policy's own; None where that cannot be known."""
+        if self.differs or self.is_foreign:
+            return False
+        agrees = self.difference_interval is not None and self.difference_interval[1] <= DIFFERENT
+        return True if agrees else None
+
     def row(self) -> dict[str, Any]:
         """The figures for the report."""
         interval = None if self.difference_interval is None else list(self.difference_interval)
         return {
+            "own": self.own,
             "token_logprob": self.token_logprob,
             "kl_to_behaviour": self.difference,
             "kl_to_behaviour_interval": interval,
@@ -61,7 +83,13 @@ class LogFit:
 
 
 def logged_block(
-    path: str, loaded: LoadedLogs, unused: Mapping[str, int], found: Validation, fit: LogFit
+    path: str,
+    loaded: LoadedLogs,
+    unused: Mapping[str, int],
+    found: Validation,
+    fit: LogFit,
+    coverage: Counter[Coverage],
+    takes_returns: bool,
 ) -> str:
     """The block of text before a critic is fitted.
 
@@ -71,6 +99,9 @@ def logged_block(
         unused: conversations without a return, by cause.
         found: figures of the conversations with an outcome.
         fit: of the logged responses to the policy.
+        coverage: conversations with an outcome that are not the policy's own. `found` and `fit` are of the
+            others, and `found` of these where there are no others.
+        takes_returns: whether the algorithm takes the log's returns for the policy's.
     """
     low, high = found.success_rate_interval
     first, last = found.mean_return_interval
@@ -82,14 +113,11 @@ def logged_block(
         f"  policy    success rate {found.success_rate:.3f} [{low:.3f}, {high:.3f}], return "
         f"{found.mean_return:z.3f} [{first:z.3f}, {last:z.3f}], {found.turns:.1f} turns, in "
         f"{counted(found.conversations, 'conversation')}",
-        f"  words     log-probability of a logged token under the policy {fit.token_logprob:.2f} nats"
-        f"{_told(fit)}",
+        *_of_coverage(coverage, found.conversations, loaded.read - sum(unused.values())),
+        *_of_fit(fit),
     ]
-    if fit.differs:
-        lines.append(
-            "  WARNING   the responses are not those of the policy: Q will be that of whoever gave them. "
-            "Name its adapter with --model.adapter, or its run with --run"
-        )
+    if takes_returns:
+        lines += [f"  WARNING   {text}" for text in _warnings(fit, coverage)]
     return "\n".join(lines)
 
 
@@ -118,7 +146,62 @@ def step_block(number: int, taken: bool, metrics: Mapping[str, float], folder: R
     return "\n".join(lines)
 
 
-def _told(fit: LogFit) -> str:
+def _of_coverage(coverage: Counter[Coverage], shown: int, usable: int) -> list[str]:
+    """Whether the policy's figures leave out what is not its own."""
+    if not coverage:
+        return []
+    kinds, number = told(coverage), coverage.total()
+    if shown == usable:
+        return [f"            these are all not the policy's own behaviour: {kinds}"]
+    return [
+        f"            without {counted(number, 'conversation')} that {'is' if number == 1 else 'are'} not "
+        f"its own behaviour ({kinds}); all are learned from"
+    ]
+
+
+def _of_fit(fit: LogFit) -> list[str]:
+    if math.isnan(fit.token_logprob):
+        return ["  own       not known: in no conversation did the policy alone speak"]
+    return [
+        f"  words     log-probability of a logged token under the policy {fit.token_logprob:.2f} nats"
+        f"{_compared(fit)}",
+        f"  own       {_verdict(fit)}",
+    ]
+
+
+def _verdict(fit: LogFit) -> str:
+    """Whether the log is the policy's own, in a sentence."""
+    if fit.differs:
+        return "no: the log's own log-probabilities are not those of the policy"
+    if fit.is_foreign:
+        return (
+            f"no: below {FOREIGN:g} nats a token on average, the policy cannot have said this; another "
+            f"system did"
+        )
+    if fit.difference is None:
+        return "not known: the log has no log-probabilities, by which it could be told"
+    if fit.own is None:
+        return "not known: too few responses to tell its log-probabilities from those of the policy"
+    return "yes: the log's own log-probabilities agree with those of the policy"
+
+
+def _warnings(fit: LogFit, coverage: Counter[Coverage]) -> list[str]:
+    """What is wrong with taking the log's returns for the policy's."""
+    found = []
+    if fit.own is False:
+        found.append(
+            f"the responses are not those of the policy: Q will be that of whoever gave them. Name its "
+            f"adapter with --model.adapter, or its run with --run; if another system led the log, {_ANY_LOG}"
+        )
+    if coverage["persona"]:
+        found.append(
+            f"under a persona ({counted(coverage['persona'], 'conversation')}) returns are not the policy's, "
+            f"and they are taken for it; {_ANY_LOG}"
+        )
+    return found
+
+
+def _compared(fit: LogFit) -> str:
     if fit.difference is None or fit.difference_interval is None:
         return "; the log has none of its own"
     low, high = fit.difference_interval

@@ -320,3 +320,27 @@ def test_a_run_that_was_stopped_and_resumed_has_the_bytes_of_one_that_was_not(
     for file in ("policy", "prm", "value"):
         tensors = f"{name}/tensors-{file}.safetensors"
         assert (whole / tensors).read_bytes() == (broken / tensors).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "estimator", "told"),
+    [
+        ([1.0] * 8, "GAE", "all 8 outcomes are 1, so"),
+        ([0.0] * 4 + [1.0] * 4, "RLOO", "in no group do outcomes differ"),
+        ([0.0] * 4 + [1.0] * 4, "GAE", None),
+        ([0.0, 1.0] * 4, "RLOO", None),
+    ],
+)
+def test_a_step_without_a_signal_from_outcomes_is_told(
+    outcomes: list[float], estimator: str, told: str | None
+) -> None:
+    parts = parts_of(spec("Outcome"), spec(estimator, ESTIMATORS), {"conversations": 8})
+    ended = [replace(c, terminated=True, truncated=False) for c in collect(parts)]
+    talks = [replace(c, outcome=o) for c, o in zip(ended, outcomes, strict=True)]
+    said: list[str] = []
+    parts.context.say = said.append
+    parts.context.datamodule.set_rollouts(talks, seed=0)
+    parts.algorithm.evaluate(talks)
+    warned = [text for text in said if text.startswith("WARNING: this step has no signal from outcomes: ")]
+    assert len(warned) == (told is not None)
+    assert told is None or told in warned[0]

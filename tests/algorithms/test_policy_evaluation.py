@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from small_models import small_backbone, small_context, some_talks
 from lightning_mtrl.algorithms import policy_evaluation
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs
 from lightning_mtrl.algorithms.off_policy_targets import fit_targets
-from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic
+from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, why_untrusted
 from lightning_mtrl.algorithms.stepping import Learned, Stepper
+from lightning_mtrl.evaluation.calibration import QReport
 from lightning_mtrl.modules.q_critic import QCritic
 
 
@@ -46,3 +48,19 @@ def test_a_fit_that_did_harm_alone_leaves_the_critic_as_it_was(monkeypatch: pyte
     assert harmed.optimizer["state"] == {}
     untouched = QCritic(small_backbone(["policy"])).state()
     torch.testing.assert_close(harmed.weights, untouched, rtol=0, atol=0)
+
+
+def _report(lower_bound: float) -> QReport:
+    nan = float("nan")
+    return QReport(0.5, 0.5, (0.0, lower_bound), nan, nan, nan, nan, (), 9)
+
+
+def test_more_of_the_same_outcomes_are_not_asked_for_where_all_are_equal() -> None:
+    talks = some_talks(6)
+    same = [replace(c, outcome=1.0) for c in talks]
+    reason = why_untrusted(_report(-0.1), same)
+    assert "all 6 outcomes are 1, so none of them says" in reason
+    assert "longer" not in reason
+    mixed = [*same[:5], replace(talks[5], outcome=0.0)]
+    assert "collect more conversations or fit it longer" in why_untrusted(_report(-0.1), mixed)
+    assert why_untrusted(_report(0.1), mixed) == ""
