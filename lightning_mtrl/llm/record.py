@@ -40,7 +40,7 @@ class RequestRecord:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Opened for appending and written at once, so that lines of several processes do not mix.
             with self._path.open("ab", buffering=0) as file:
-                file.write(line.encode("utf-8", errors="replace"))
+                file.write(line.encode("utf-8", errors="backslashreplace"))
 
 
 def _replies_in(path: Path) -> dict[str, Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lightning_mtrl.conversation import Conversation, Message, Turn
 from lightning_mtrl.environments.protocol import Environment, Observation, Transition
 from lightning_mtrl.rollouts.decoding import SampledResponse
+from lightning_mtrl.rollouts.well_formed import is_finite
 
 TURN_KEYS = ("sent", "reply", "disposition", "outcome")
 FINAL_KEYS = ("tokens", "pivotal_turn")  # of the last transition; kept with the conversation
@@ -121,10 +122,10 @@ class Ongoing:
         """The finished conversation. It is truncated when the last transition did not terminate it.
 
         The outcome is what the environment gave on the last transition, else the sum of rewards; and
-        None for a truncated conversation whose environment gave none. What it gave under `FINAL_KEYS` is in
-        the metadata, next to the hidden "facts" of the first observation.
+        None for a truncated conversation whose environment gave no finite number. What it gave under
+        `FINAL_KEYS` is in the metadata, next to the hidden "facts" of the first observation.
         """
-        outcome = last.info.get("outcome")
+        outcome: Any = last.info.get("outcome")
         if outcome is None and last.terminated:
             outcome = math.fsum(turn.reward for turn in self.turns)
         metadata: dict[str, Any] = {"facts": dict(self.facts)} if self.facts else {}
@@ -135,7 +136,7 @@ class Ongoing:
             id=self.id,
             prompt=self.prompt,
             turns=tuple(self.turns),
-            outcome=None if outcome is None else float(outcome),
+            outcome=float(outcome) if is_finite(outcome) else None,
             terminated=last.terminated,
             truncated=not last.terminated,
             group=self.group,
@@ -150,12 +151,10 @@ def fault_of(transition: Transition) -> str | None:
     """Why an answer of an environment cannot be used; None when it can."""
     if transition.terminated and transition.truncated:
         return "the environment both terminated and truncated"
-    if not math.isfinite(transition.reward):
+    if not is_finite(transition.reward):
         return "reward is not a finite number"
     if "outcome" in transition.info and transition.terminated:
-        outcome = transition.info["outcome"]
-        if outcome is None or not math.isfinite(outcome):
-            return "no outcome"
+        return None if is_finite(transition.info["outcome"]) else "no outcome"
     return None
 
 

@@ -136,6 +136,21 @@ def test_a_simulator_that_fails_gives_no_outcome() -> None:
         assert sum(number for cause, number in rollouts.dropped.items() if kind in cause) == 1
 
 
+def test_half_a_character_of_a_simulator_gives_no_outcome() -> None:
+    """Its text is valid JSON and no tokens; all other conversations go on."""
+
+    def answer(body: dict[str, Any]) -> Answer:
+        said = "y \ud83d" if _case_of(body) == 3 else "y"
+        return GOOD if _is_judged(body) else Answer(said)
+
+    with serving(answer) as fake:
+        rollouts = _collected(fake, max_turns=2)
+    assert _numbers(rollouts) == [1, 2, 4, 5, 6, 7, 8, 9, 10]
+    assert rollouts.dropped == {
+        "ValueError: the environment's observation holds half of a character (a lone surrogate)": 1
+    }
+
+
 @pytest.mark.parametrize("score", ["NaN", "Infinity", "-1", "null", "true", "[1]", "1e999"])
 def test_a_score_that_is_no_number_in_range_is_no_outcome(score: str) -> None:
     script = {1: GOOD, 2: Answer(_score(score))}

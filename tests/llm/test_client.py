@@ -120,15 +120,18 @@ def test_not_more_requests_than_allowed_run_at_once() -> None:
             assert one.usage.requests == 12
 
 
+TWO = "two \ud83d"  # half of a character, which JSON can say and UTF-8 cannot
+
+
 def test_equal_requests_are_answered_from_the_record(tmp_path: Path) -> None:
     record = tmp_path / "new" / "record.jsonl"
-    with serving([Answer("one"), Answer("two"), Answer("three")]) as fake:
+    with serving([Answer("one"), Answer(TWO), Answer("three")]) as fake:
         first = client(fake.base_url, record=str(record))
-        assert [asyncio.run(first.chat(ASKED, seed)) for seed in (0, 0, 1)] == ["one", "one", "two"]
+        assert [asyncio.run(first.chat(ASKED, seed)) for seed in (0, 0, 1)] == ["one", "one", TWO]
         with record.open("a") as file:
             file.write('{"key": "cut o')
         again = client(fake.base_url, record=str(record))
-        assert asyncio.run(again.chat(ASKED, 1)) == "two"
+        assert asyncio.run(again.chat(ASKED, 1)) == TWO
         assert (again.usage.requests, again.usage.recorded) == (0, 1)
         hotter = client(fake.base_url, record=str(record), temperature=1.0)
         assert asyncio.run(hotter.chat(ASKED, 1)) == "three"

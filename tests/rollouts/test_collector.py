@@ -185,6 +185,7 @@ class Ending(Dialogue):
         ({"terminated": True, "info": {"outcome": 0.125}}, 0.125, True, 2),
         ({"truncated": True}, None, False, 2),
         ({"truncated": True, "info": {"outcome": 0.75}}, 0.75, False, 2),
+        ({"truncated": True, "info": {"outcome": math.nan}}, None, False, 2),
         ({}, None, False, 6),
     ],
 )
@@ -238,6 +239,53 @@ def test_a_conversation_whose_environment_fails_is_dropped_and_counted_by_cause(
     assert min(kinds[kind] for kind in range(6)) > 0
     assert _said(rollouts.conversations) == _said([c for c in right if c.seed % 6 > 3])
     assert all(c.outcome == 0.25 * len(c.turns) for c in rollouts.conversations)
+
+
+class Misspoken(Dialogue):
+    """Says something that cannot be used for a third of the seeds, in its opening or in its answer."""
+
+    def __init__(self, answer: dict[str, Any], opening: dict[str, Any]) -> None:
+        super().__init__()
+        self.answer, self.opening = answer, opening
+
+    def reset(self, seed: int) -> Observation:
+        self.fails = seed % 3 == 0
+        opening = super().reset(seed)
+        return replace(opening, **self.opening) if self.fails else opening
+
+    def step(self, response: str | None) -> Transition:
+        step = super().step(response)
+        return replace(step, **self.answer) if self.fails else step
+
+
+HALF = "ValueError: the environment's {} holds half of a character (a lone surrogate)"
+
+
+@pytest.mark.parametrize(
+    ("answer", "opening", "cause"),
+    [
+        ({}, {"text": "9 \ud83d"}, HALF.format("text")),
+        ({}, {"system": "\ud83d"}, HALF.format("system")),
+        ({"observation": "\ude00"}, {}, HALF.format("observation")),
+        ({"info": {"sent": "\ud83d"}}, {}, HALF.format("sent")),
+        ({"info": {"reply": "\ud83d"}}, {}, HALF.format("reply")),
+        ({"reward": 10**400}, {}, "reward is not a finite number"),
+        ({"terminated": True, "info": {"outcome": 10**400}}, {}, "no outcome"),
+        ({"terminated": True, "info": {"outcome": "won"}}, {}, "no outcome"),
+    ],
+)
+def test_what_an_environment_cannot_say_costs_that_conversation_alone(
+    answer: dict[str, Any], opening: dict[str, Any], cause: str
+) -> None:
+    model = _model()
+    right = _collector(Dialogue(), rows=4).collect(model, conversations=12, seed=0, policy="p").conversations
+    kept = [c for c in right if c.seed % 3]
+    collector = _collector(Misspoken(answer, opening), rows=4)
+    collector.expect_room(seed=0, policy="p")
+    rollouts = collector.collect(model, conversations=12, seed=0, policy="p")
+    assert rollouts.dropped == {cause: 12 - len(kept)}
+    assert 0 < len(kept) < 12
+    assert _said(rollouts.conversations) == _said(kept)
 
 
 def test_when_all_fail_one_message_says_why() -> None:
