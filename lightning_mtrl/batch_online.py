@@ -165,6 +165,8 @@ class BatchOnlineStep:
         )
         self.report["logs"] |= {"read": loaded.read, "left_out": dict(loaded.dropped), "unused": data.dropped}
         self.report["logs"] |= {"messages": loaded.messages, "coverage": dict(self.coverage)}
+        self.report["logs"] |= {"outcomes_left_out": dict(loaded.outcomes_dropped)}
+        self.report["logs"] |= {"remarks": dict(loaded.remarks)}
         self.report["logs"] |= {"fit": self.fit.row()}
         return loaded
 

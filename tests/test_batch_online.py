@@ -229,6 +229,10 @@ REFUSED = [
         ["score", "--run=STEP", "--logs=LOGS", "--output=out.txt"],
         r"--output is 'out\.txt', but a file that ends",
     ),
+    (
+        ["score", "--run=STEP", "--logs=EMPTY", "--output=none.jsonl"],
+        r"empty\.jsonl: 0 of 0 conversations could be read",
+    ),
     (["score", "--run=STEP", "--logs=LOGS", "--output=LOGS"], r"the file that is read\. Pass another one"),
 ]
 

@@ -23,6 +23,7 @@ from lightning_mtrl.runs.folder import RunFolder
 if TYPE_CHECKING:
     from lightning_mtrl.assembly import Learner
     from lightning_mtrl.conversation import Conversation
+    from lightning_mtrl.rollouts.logs import LoadedLogs
 
 SCORED_TOGETHER = 256  # conversations
 
@@ -54,16 +55,25 @@ def main(arguments: Sequence[str]) -> None:
     encoder = LogEncoder(learner.context.chat, learner.context.context_length)
     found = stream_conversations(options.logs, loaded, options.strict, demands, options.outcomes, encoder)
     unknown = Counter[str]()
-    write_conversations(output, scored(_noted(found, unknown), learner))
+    write_conversations(output, scored(noted(found, unknown, loaded), learner))
     without = f", {unknown['no outcome']} without an outcome" if unknown["no outcome"] else ""
     print(f"{loaded.counts()}{without}; values by the critic of policy {run.iteration} in {output}")
 
 
-def _noted(conversations: Iterator[Conversation], unknown: Counter[str]) -> Iterator[Conversation]:
-    """The conversations as they pass, and in `unknown` how many of them have no outcome."""
+def noted(
+    conversations: Iterator[Conversation], unknown: Counter[str], loaded: LoadedLogs
+) -> Iterator[Conversation]:
+    """The conversations as they pass, and in `unknown` how many of them have no outcome.
+
+    Raises:
+        UserError: if there is none, so that nothing is written.
+    """
+    from lightning_mtrl.rollouts.usable import expect_any
+
     for conversation in conversations:
         unknown["no outcome"] += conversation.outcome is None
         yield conversation
+    expect_any(loaded)
 
 
 def scored(conversations: Iterator[Conversation], learner: Learner) -> Iterator[Conversation]:

@@ -12,13 +12,14 @@ from lightning_mtrl.rollouts.columns import read_hub, read_parquet
 from lightning_mtrl.rollouts.log_records import MARK
 
 HUB = "hub:"
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # its marks at the beginning of a file
 
 
 def expect_logs(path: str) -> None:
     """Refuse a path at which there can be no logged conversations, before anything long begins.
 
     Raises:
-        UserError: if there is no such file, or its name ends in another way.
+        UserError: if there is no such file, its name ends in another way, or it is in UTF-16.
     """
     if path.startswith(HUB):
         return
@@ -27,6 +28,22 @@ def expect_logs(path: str) -> None:
     if Path(path).suffix not in (".jsonl", ".json", ".parquet"):
         raise UserError(
             f"{path} ends with {Path(path).suffix!r}, but .jsonl, .json or .parquet was expected."
+        )
+    expect_utf_8(Path(path))
+
+
+def expect_utf_8(file: Path) -> None:
+    """Refuse a text in UTF-16, as some programs of Windows write it: not one line of it could be read.
+
+    Raises:
+        UserError: if the file begins with a mark of it.
+    """
+    with file.open("rb") as beginning:
+        mark = beginning.read(2)
+    if mark in UTF_16:
+        raise UserError(
+            f"{file} begins with {mark.hex(' ').upper()}, so it looks like UTF-16, but a text in UTF-8 was "
+            f"expected. Save it as UTF-8, or: iconv -f UTF-16 -t UTF-8 {file} > NEW{file.suffix}"
         )
 
 

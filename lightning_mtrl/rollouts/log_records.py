@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_mtrl.conversation import DISPOSITIONS, Conversation
+from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.log_checks import Unreadable, check_conversation, check_message, check_record
 from lightning_mtrl.rollouts.tokens import opening_as_prompt
 
 ROLES = {
@@ -26,14 +26,6 @@ ROLES = {
 }
 MARK = b"\xef\xbb\xbf"  # byte-order mark of UTF-8
 ROUNDING = 1e-6  # a return may be so far out of its range, since it is a sum of floats
-
-
-class Unreadable(ValueError):
-    """A record that is left out: a short cause to count by, and what was found and expected."""
-
-    def __init__(self, cause: str, detail: str) -> None:
-        super().__init__(detail)
-        self.cause = cause
 
 
 @dataclass(frozen=True)
@@ -75,15 +67,15 @@ def conversation_of(record: Mapping[str, Any], default_id: str, demands: Demands
     kept = {"id": default_id} | {key: value for key, value in record.items() if value is not None}
     kept["messages"] = _messages(kept, demands.join_consecutive and "prompt_messages" not in kept)
     try:
-        _check_outcomes(kept)
-        conversation = Conversation.from_json(flagged(kept))
+        check_record(kept)
+        conversation = Conversation.from_json(flagged(kept, record.get("outcome", 0) is None))
+        check_conversation(conversation, kept.get("turn_outcomes"))
     except UserError as error:
         raise Unreadable("turns", str(error)) from error
     except Unreadable:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Unreadable("bad value", f"a value does not fit ({error!r}).") from error
-    _check_number_of_outcomes(conversation, kept.get("turn_outcomes"))
     if "prompt_messages" not in kept:
         conversation = opening_as_prompt(conversation)
     if not conversation.turns:
@@ -101,27 +93,17 @@ def _json(line: bytes) -> Any:
         raise Unreadable("not JSON", "lists or objects nest too deeply to be read.") from error
     except ValueError as error:
         if not line.endswith(b"\n"):
-            detail = f"the file ends within a JSON object ({error}); a whole line was expected."
+            detail = f"the file ends within a JSON object ({_complaint(error)}); a whole line was expected."
             raise Unreadable("cut off", detail) from error
-        raise Unreadable("not JSON", f"not JSON ({error}); one JSON object a line was expected.") from error
+        detail = f"not JSON ({_complaint(error)}); one JSON object a line was expected."
+        raise Unreadable("not JSON", detail) from error
 
 
-def _check_outcomes(record: Mapping[str, Any]) -> None:
-    """Texts and lists would otherwise be converted, or fail with Python's words."""
-    outcomes = record.get("turn_outcomes", [])
-    if not isinstance(outcomes, list):
-        raise Unreadable("bad value", f"turn_outcomes is {outcomes!r}; a list of numbers was expected.")
-    for name, number in [("outcome", record.get("outcome", 0)), *(("turn_outcomes", o) for o in outcomes)]:
-        if not isinstance(number, int | float) or not math.isfinite(number):
-            raise Unreadable("bad value", f"{name} holds {number!r}; a finite number was expected.")
-
-
-def _check_number_of_outcomes(conversation: Conversation, turn_outcomes: Any) -> None:
-    if turn_outcomes and len(turn_outcomes) != len(conversation.turns):
-        raise Unreadable(
-            "bad value",
-            f"{len(turn_outcomes)} turn_outcomes for {len(conversation.turns)}; one a response was expected.",
-        )
+def _complaint(error: ValueError) -> str:
+    """What is wrong with a line, and where in it: its own "line 1" would be taken for the file's."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at character {error.pos + 1}"
+    return str(error)
 
 
 def _check_demands(conversation: Conversation, demands: Demands) -> None:
@@ -144,13 +126,17 @@ def _check_demands(conversation: Conversation, demands: Demands) -> None:
         )
 
 
-def flagged(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def flagged(record: Mapping[str, Any], unknown: bool = False) -> Mapping[str, Any]:
     """The record with the flags of its messages as outcomes.
 
     A flag is the o_i of the user's i-th message (Iterative PPO, arXiv:2511.21638, section 2.1): it is the
     reward of the response before that message, and the first that is 1 ends the conversation, so what was
-    said afterwards is cut. Without a flag of 1 the record's own outcome holds, else 0, or none if a limit cut
-    the conversation off.
+    said afterwards is cut. Without a flag of 1 the record's own outcome holds. Where it has none, it is 0 if
+    the user answered every response, with a flag each time; else it is not known.
+
+    Args:
+        record: with messages in our form, and without values that are null.
+        unknown: the record says itself that its outcome is not known.
 
     Raises:
         Unreadable: for a flag that no response could have earned, or one that contradicts the record.
@@ -160,20 +146,25 @@ def flagged(record: Mapping[str, Any]) -> Mapping[str, Any]:
     if not flags:
         return record
     said = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    if set(said) & flags.keys():
-        raise Unreadable("bad value", "a response has an outcome flag; only the messages of others have one.")
     if record.get("turn_outcomes"):
         raise Unreadable("bad value", "messages have outcome flags, and there are turn_outcomes; give one.")
     won = next((place for place, flag in flags.items() if flag), None)
     if won is None:
-        unknown = None if record.get("truncated") else 0.0
-        return {**record, "outcome": record.get("outcome", unknown)}
+        lost = bool(said) and _all_flagged(messages[said[0] :]) and not (unknown or record.get("truncated"))
+        return {**record, "outcome": record.get("outcome", 0.0 if lost else None)}
     if not said or said[0] > won:
         raise Unreadable("outcome first", f"messages[{won}] has the outcome before any response.")
-    if not record.get("outcome", 1):
-        raise Unreadable("bad value", f"outcome is 0, but the outcome flag of messages[{won}] is 1.")
+    if record.get("outcome", 1) != 1:
+        detail = f"outcome is {record['outcome']:g}, but the outcome flag of messages[{won}] is 1."
+        raise Unreadable("bad value", detail)
     earned = [0.0] * (sum(place < won for place in said) - 1) + [1.0]
     return {**record, "messages": messages[: won + 1], "outcome": 1.0, "turn_outcomes": earned}
+
+
+def _all_flagged(messages: list[dict[str, Any]]) -> bool:
+    """Whether the user has the last word, and every message of theirs a flag."""
+    flags = ["outcome" in message for message in messages if message["role"] == "user"]
+    return bool(messages[-1]["role"] == "user" and all(flags))
 
 
 def _messages(record: Mapping[str, Any], join: bool) -> list[dict[str, Any]]:
@@ -197,8 +188,9 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             joined.append(dict(message))
             continue
         last["content"] = "\n".join(filter(None, [last["content"], message["content"]]))
-        if flags := [m["outcome"] for m in (last, message) if "outcome" in m]:
-            last["outcome"] = max(flags)
+        flags = [last.pop("outcome", None), message.get("outcome")]
+        if 1 in flags or None not in flags:  # one flag of 0 does not tell what the other message would have
+            last["outcome"] = max(filter(None, flags), default=0)
         if weights := [m["weight"] for m in (last, message) if "weight" in m]:
             last["weight"] = min(weights)
     return joined
@@ -216,26 +208,14 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
         for key in ("suggestion", "disposition", "outcome", "weight")
         if key in message and (message[key] is not None or key == "suggestion")
     }
-    _check_kept(index, kept)
+    check_message(index, kept)
+    if ROLES[role] == "assistant" and "outcome" in kept:
+        raise Unreadable("bad value", "a response has an outcome flag; only the messages of others have one.")
     return {
         "role": ROLES[role],
         "content": _text(index, message.get("content", message.get("value"))),
         **kept,
     }
-
-
-def _check_kept(index: int, kept: Mapping[str, Any]) -> None:
-    expectations: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "suggestion": (lambda v: v is None or isinstance(v, str), "a text or null"),
-        "disposition": (lambda v: v in DISPOSITIONS, f"one of {', '.join(DISPOSITIONS)}"),
-        "outcome": (lambda v: v in (0, 1), "0 or 1, the flag of one message"),
-        "weight": (lambda v: v in (0, 1), "0 or 1"),
-    }
-    for name, value in kept.items():
-        holds, expected = expectations[name]
-        if not holds(value):
-            detail = f"messages[{index}].{name} is {value!r}; {expected} was expected."
-            raise Unreadable("bad value", detail)
 
 
 def _text(index: int, content: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.rollouts.log_records import Unreadable
+from lightning_mtrl.rollouts.log_checks import Unreadable
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
 
 

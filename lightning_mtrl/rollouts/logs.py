@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,14 +22,16 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.counting import by_cause, counted
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.columns import write_parquet
+from lightning_mtrl.rollouts.log_checks import Unreadable
 from lightning_mtrl.rollouts.log_files import records_in
-from lightning_mtrl.rollouts.log_records import Demands, Unreadable, conversation_of, parsed
+from lightning_mtrl.rollouts.log_records import Demands, conversation_of, parsed
 from lightning_mtrl.rollouts.log_tokens import LogEncoder
 from lightning_mtrl.rollouts.outcomes import Outcomes
 from lightning_mtrl.rollouts.public_data import Row, records_of
 
 MESSAGES_SHOWN = 5
 ENCODED_TOGETHER = 1024  # records
+WEIGHT_IGNORED = "with a weight that is not used, since only messages have one"
 
 _logger = logging.getLogger(__name__)
 
@@ -44,8 +46,10 @@ class LoadedLogs:
         conversations: those that could be read, in order; none while they are streamed.
         records: number of records.
         read: number of those that could be read.
-        dropped: number of records (and outcomes) that could not be used, by cause.
-        messages: one for each of them: file, place, id, and what was expected.
+        dropped: number of records that could not be used, by cause.
+        outcomes_dropped: the same of a file of outcomes.
+        messages: one for each of these: file, place, id, and what was expected.
+        remarks: number of records that were read in another way than their author may think, by what it is.
         places: where each conversation stands, by its id.
     """
 
@@ -55,17 +59,26 @@ class LoadedLogs:
     records: int = 0
     read: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    outcomes_dropped: Counter[str] = field(default_factory=Counter)
     messages: list[str] = field(default_factory=list)
+    remarks: Counter[str] = field(default_factory=Counter)
     places: dict[str, str] = field(default_factory=dict)
 
     def counts(self) -> str:
         """How many were read and left out, and why, in one line."""
+        told = [f"{counted(self.read, 'conversation')} read, {self.dropped.total()} left out"]
+        if self.dropped:
+            told[0] += f" ({by_cause(self.dropped)})"
+        if self.outcomes_dropped:
+            number = counted(self.outcomes_dropped.total(), "outcome")
+            told.append(f"{number} of {self.outcomes} not used ({by_cause(self.outcomes_dropped)})")
+        told += [f"{number} {remark}" for remark, number in self.remarks.items()]
         hidden = len(self.messages) - MESSAGES_SHOWN
-        rest = f"; {hidden} more {'are' if hidden > 1 else 'is'} not shown" if hidden > 0 else ""
-        told = f"{counted(self.read, 'conversation')} read, {len(self.messages)} left out"
-        return f"{told} ({by_cause(self.dropped)}){rest}" if self.dropped else told
+        if hidden > 0:
+            told.append(f"{hidden} more {'are' if hidden > 1 else 'is'} not shown")
+        return "; ".join(told)
 
-    def note(self, cause: str, place: str, problem: str, strict: bool) -> None:
+    def note(self, cause: str, place: str, problem: str, strict: bool, of_outcomes: bool = False) -> None:
         """Count a record, or an outcome, that cannot be used.
 
         Args:
@@ -73,6 +86,7 @@ class LoadedLogs:
             place: file and place.
             problem: what was found, and what was expected.
             strict: end here instead.
+            of_outcomes: it stands in the file of outcomes.
 
         Raises:
             UserError: if `strict`.
@@ -80,7 +94,7 @@ class LoadedLogs:
         message = f"{place}: {problem}"
         if strict:
             raise UserError(message)
-        self.dropped[cause] += 1
+        (self.outcomes_dropped if of_outcomes else self.dropped)[cause] += 1
         self.messages.append(message)
         if len(self.messages) <= MESSAGES_SHOWN:
             _logger.warning("left out: %s", message)
@@ -103,7 +117,8 @@ def write_conversations(path: str | Path, conversations: Iterable[Conversation])
         if path.suffix == ".parquet":
             write_parquet(beside, list(records))
             return
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
+        # Half a character, which metadata may hold, becomes the escape that JSON has for it.
+        with beside.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
             # One after the other, so that a stream of conversations is never held in memory.
             file.writelines(
                 json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in records
@@ -159,7 +174,7 @@ def stream_conversations(
     loaded.path, loaded.outcomes = str(path), None if outcomes is None else str(outcomes)
     found = _readable(loaded, strict, demands)
     yield from found if encoder is None else encoded(found, loaded, encoder, strict)
-    if loaded.messages:
+    if loaded.messages or loaded.remarks:
         _logger.warning("%s: %s", path, loaded.counts())
 
 
@@ -192,7 +207,7 @@ def _readable(loaded: LoadedLogs, strict: bool, demands: Demands) -> Iterator[Co
     """The conversations of a log without ids; what cannot be read is noted."""
     joined = Outcomes.read(loaded.outcomes) if loaded.outcomes is not None else None
     for cause, place, problem in joined.refused if joined is not None else ():
-        loaded.note(cause, place, problem, strict)
+        loaded.note(cause, place, problem, strict, of_outcomes=True)
     for place, found in _found(loaded, demands, joined):
         loaded.records += 1
         if isinstance(found, Unreadable):
@@ -200,8 +215,12 @@ def _readable(loaded: LoadedLogs, strict: bool, demands: Demands) -> Iterator[Co
         else:
             loaded.read += 1
             yield found
-    for place, problem in joined.left_over() if joined is not None else ():
-        loaded.note("outcome of no conversation", place, problem, strict)
+    if joined is None:
+        return
+    for place, problem in joined.left_over():
+        loaded.note("outcome of no conversation", place, problem, strict, of_outcomes=True)
+    if joined.contradicted:
+        loaded.remarks[f"with another outcome than in {joined.path}, which holds"] = joined.contradicted
 
 
 Placed = tuple[str, Conversation | Unreadable]
@@ -214,6 +233,8 @@ def _found(loaded: LoadedLogs, demands: Demands, outcomes: Outcomes | None) -> I
         place, name = f"{kind} {number}", f"{stem}-{number}"
         for part, record in enumerate(_parts(found)):
             default_id = f"{name}-{part + 1}" if part else name
+            if isinstance(record, Mapping) and record.get("weight") not in (None, 1):
+                loaded.remarks[WEIGHT_IGNORED] += 1
             yield _placed(place, record, default_id, demands, outcomes, loaded.places)
 
 
@@ -223,7 +244,7 @@ def _parts(found: Any) -> list[Row | Unreadable]:
         return list(records_of(parsed(found)))
     except Unreadable as error:
         return [error]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         return [Unreadable("bad value", f"a value does not fit ({error!r}).")]
 
 

@@ -12,7 +12,10 @@ from typing import Any
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.columns import read_parquet
+from lightning_mtrl.rollouts.log_files import expect_utf_8
+from lightning_mtrl.rollouts.well_formed import is_finite
 
+ROUNDING = 1e-9  # of equal outcomes, one of them written as decimals
 ENDINGS = (".jsonl", ".csv", ".parquet")
 
 
@@ -24,11 +27,13 @@ class Outcomes:
         path: of the file.
         by_id: outcome and place of each conversation, by its id.
         refused: rows that give none: cause, place, and what was expected.
+        contradicted: records whose own outcome was another one; that of the file holds.
     """
 
     path: Path
     by_id: dict[str, tuple[float, str]] = field(default_factory=dict)
     refused: list[tuple[str, str, str]] = field(default_factory=list)
+    contradicted: int = 0
     _met: set[str] = field(default_factory=set)
 
     @classmethod
@@ -54,6 +59,8 @@ class Outcomes:
             return record
         self._met.add(name)
         outcome, turns = self.by_id[name][0], record.get("turn_outcomes")
+        own = _plain(record.get("outcome"))
+        self.contradicted += math.isfinite(own) and not math.isclose(own, outcome, abs_tol=ROUNDING)
         joined = {**record, "outcome": outcome}
         if isinstance(turns, list) and not math.isclose(sum(map(_plain, turns)), outcome):
             joined.pop("turn_outcomes", None)
@@ -84,12 +91,13 @@ def expect_outcomes(path: str) -> None:
     """Refuse a path at which there can be no outcomes, before anything long begins.
 
     Raises:
-        UserError: if there is no such file, or its name ends in another way.
+        UserError: if there is no such file, its name ends in another way, or it is in UTF-16.
     """
     if not Path(path).is_file():
         raise UserError(f"{path} is not a file, but outcomes were expected there.")
     if Path(path).suffix not in ENDINGS:
         raise UserError(f"{path} ends with {Path(path).suffix!r}, but {', '.join(ENDINGS)} was expected.")
+    expect_utf_8(Path(path))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -124,13 +132,13 @@ def _object(line: str) -> Any:
 
 
 def _plain(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else math.nan
+    return float(value) if isinstance(value, int | float) and is_finite(value) else math.nan
 
 
 def _number(value: Any) -> float | None:
     """A finite number, also from the text of a CSV's cell; None for anything else."""
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

@@ -61,5 +61,5 @@ def _root(root: dict[str, str], name: str) -> str:
 
 
 def _draw(name: str, seed: int) -> float:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}/{name}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) / 2**64

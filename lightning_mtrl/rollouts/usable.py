@@ -20,6 +20,20 @@ def unusable(conversation: Conversation) -> str | None:
     return "no outcome" if conversation.outcome is None else None
 
 
+def expect_any(logs: LoadedLogs) -> None:
+    """Refuse a log of which nothing could be read.
+
+    Raises:
+        UserError: if so; it says what was left out.
+    """
+    if logs.read:
+        return
+    raise UserError(
+        f"{logs.path}: 0 of {counted(logs.records, 'conversation')} could be read, but at least 1 is needed. "
+        f"Left out: {by_cause(logs.dropped) or 'none'}. Give a log with conversations."
+    )
+
+
 def expect_enough(
     conversations: Sequence[Conversation],
     names: Collection[str],
@@ -50,7 +64,10 @@ def expect_enough(
     )
     if usable >= needed:
         told += ", and these are of one group or customer, which is never split"
-    raise UserError(f"{told}. Left out: {by_cause(dropped) or 'none'}. {_remedy(usable, dropped, logs)}")
+    told += f". Left out: {by_cause(dropped) or 'none'}."
+    if logs is not None and logs.outcomes_dropped:
+        told += f" Outcomes of {logs.outcomes} not used: {by_cause(logs.outcomes_dropped)}."
+    raise UserError(f"{told} {_remedy(usable, dropped, logs)}")
 
 
 def _remedy(usable: int, dropped: Mapping[str, int], logs: LoadedLogs | None) -> str:
@@ -58,7 +75,7 @@ def _remedy(usable: int, dropped: Mapping[str, int], logs: LoadedLogs | None) ->
         return "Pass --data.validation_share 0 to hold none out, or give conversations of another one too."
     if logs is None:
         return "Raise data.conversations, or data.max_turns where limits cut them off."
-    if "outcome of no conversation" in dropped:
+    if "outcome of no conversation" in logs.outcomes_dropped:
         return f"The ids in {logs.outcomes} must be those of the log; mend them there, or in the log."
     if "no outcome" in dropped:
         return (

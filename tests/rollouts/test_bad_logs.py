@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ GOOD = _line(_user("x"), _bot("hello"), name="good")
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 # What a line holds -> the reason why it is left out, and what its message says.
 REFUSED = {
-    "broken": (b'{"id": "b", "messages": [}', "not JSON", "one JSON object a line"),
+    "broken": (b'{"id": "b", "messages": [}', "not JSON", "(Expecting value at character 26); one JSON"),
     "not UTF-8": (b'{"id": "b\xff"}', "not UTF-8", "a text in UTF-8"),
     "nested without end": (b"[" * 100_000, "not JSON", "nest too deeply"),
     "a list": (b"[1]", "not an object", "a JSON object was expected"),
@@ -62,6 +63,49 @@ REFUSED = {
         "is 1.175",
     ),
     "outcome is NaN": (_line(_user("x"), _bot("y"), outcome=float("nan")), "bad value", "outcome holds nan"),
+    "outcome is no float": (_line(_user("x"), _bot("y"), outcome=10**400), "bad value", "holds 1000"),
+    "reward is no float": (
+        _line(_user("x"), _bot("y"), turn_outcomes=[10**400]),
+        "bad value",
+        "a finite num",
+    ),
+    "detail is no float": (
+        _line(_user("x"), _bot("y"), turn_outcomes=[1], turn_details=[{"reward": 10**400}]),
+        "bad value",
+        "turn_details holds a reward",
+    ),
+    "weight is no float": (_line(_user("x"), _bot("y", weight=10**400)), "bad value", "weight is 1000"),
+    "flag is no float": (_line(_user("x", outcome=10**400), _bot("y")), "bad value", "outcome is 1000"),
+    "group is infinite": (_line(_user("x"), _bot("y"), group=float("inf")), "bad value", "does not fit"),
+    "terminated is a text": (_line(_user("x"), _bot("y"), terminated="no"), "bad value", "true or false"),
+    "truncated is a text": (_line(_user("x"), _bot("y"), truncated="no"), "bad value", "truncated is 'no'"),
+    "half a character": (
+        _line(_user("x \ud83d y"), _bot("y")),
+        "lone surrogate",
+        r"message 1 of the prompt holds '\ud83d'",
+    ),
+    "half a character said": (_line(_user("x"), _bot("\ude00")), "lone surrogate", "response 1 holds"),
+    "half a character suggested": (
+        _line(_user("x"), _bot("y", suggestion="\ud83d")),
+        "lone surrogate",
+        "response 1 holds",
+    ),
+    "half a character answered": (
+        _line(_user("x"), _bot("y"), _user("\ud83d")),
+        "lone surrogate",
+        "the answer to response 1 holds",
+    ),
+    "half a character in the id": (
+        _line(_user("x"), _bot("y"), name="b\ud83d"),
+        "lone surrogate",
+        "id holds",
+    ),
+    "half a character in the policy": (
+        _line(_user("x"), _bot("y"), policy="\ud83d"),
+        "lone surrogate",
+        "policy holds",
+    ),
+    "a detail is no text": (_line(_user("x"), _bot("y"), turn_details=[{"sent": 7}]), "bad value", "not fit"),
     "outcome is a text": (_line(_user("x"), _bot("y"), outcome="1.0"), "bad value", "outcome holds '1.0'"),
     "turn_outcomes is a text": (_line(_user("x"), _bot("y"), turn_outcomes="1"), "bad value", "a list of"),
     "too many turn_outcomes": (
@@ -95,6 +139,11 @@ REFUSED = {
         _line(_user("x"), _bot("y"), _user("x", outcome=1), outcome=0),
         "bad value",
         "outcome is 0, but",
+    ),
+    "flag against graded outcome": (
+        _line(_user("x"), _bot("y"), _user("x", outcome=1), outcome=0.5),
+        "bad value",
+        "outcome is 0.5, but",
     ),
     "flag and turn_outcomes": (
         _line(_user("x"), _bot("y"), _user("x", outcome=1), turn_outcomes=[1]),
@@ -158,6 +207,7 @@ def test_a_last_line_that_was_cut_off_is_told_from_a_broken_one(tmp_path: Path) 
     loaded = read_conversations(path)
     assert (loaded.read, loaded.dropped) == (1, {"cut off": 1})
     assert loaded.messages[0].startswith(f"{path}, line 2: the file ends within")
+    assert "column" not in loaded.messages[0]
     path.write_bytes(GOOD)
     assert read_conversations(path, strict=True).read == 1
 
@@ -206,16 +256,65 @@ def test_control_tokens_that_a_user_types_stay_text(tmp_path: Path) -> None:
 def test_a_flag_rewards_the_response_before_it_and_ends_the_conversation(tmp_path: Path) -> None:
     talk = [_user("x", outcome=0), _bot("h"), _user("x", outcome=0), _bot("e"), _user("y", outcome=1)]
     more = [_bot("l"), _user("x", outcome=0)]
-    path = _file(tmp_path, _line(*talk, *more, outcome=None), _line(*talk[:3], outcome=None, name="lost"))
+    path = _file(tmp_path, _line(*talk, *more, outcome=None), _unscored(*talk[:3], name="lost"))
     won, lost = read_conversations(path, strict=True, demands=ASKED).conversations
     assert [(t.response, t.reward) for t in won.turns] == [("h", 0.0), ("e", 1.0)]
     assert (won.outcome, lost.outcome, lost.rewards) == (1.0, 0.0, [0.0])
 
 
+def _unscored(*messages: Any, name: str = "b", **more: Any) -> bytes:
+    """A record that does not even say that it has no outcome of its own."""
+    return json.dumps({"id": name, "messages": messages, **more}).encode()
+
+
+OPENING = [_user("x"), _bot("h"), _user("x", outcome=0), _bot("e")]
+# Whether the user ever said yes is not known.
+UNKNOWN = {
+    "null on the last message": _unscored(*OPENING, _user("y", outcome=None)),
+    "no flag on the last message": _unscored(*OPENING, _user("y")),
+    "no flag in between": _unscored(_user("x"), _bot("h"), _user("x"), _bot("e"), _user("y", outcome=0)),
+    "no answer to the last response": _unscored(*OPENING),
+    "a tool has the last word": _unscored(*OPENING, {"role": "tool", "content": "y"}),
+    "a flag of the first message alone": _unscored(_user("x", outcome=0), _bot("h")),
+    "null of its own": _line(*OPENING[:3], outcome=None),
+    "one of two that are joined": _unscored(*OPENING, _user("x", outcome=0), _user("y")),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_an_outcome_that_flags_leave_open_is_missing_and_no_zero(tmp_path: Path, case: str) -> None:
+    path = _file(tmp_path, GOOD, UNKNOWN[case])
+    _, read = read_conversations(path, strict=True, demands=Demands(join_consecutive=True)).conversations
+    assert read.outcome is None
+    asked = read_conversations(path, demands=replace(ASKED, join_consecutive=True))
+    assert [c.id for c in asked.conversations] == ["good"]
+    assert asked.dropped == {"no outcome": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "outcome"),
+    [
+        (_unscored(*OPENING, _user("y", outcome=0)), 0.0),
+        (_unscored(*OPENING, {"role": "tool", "content": "y"}, _bot("l"), _user("y", outcome=0)), 0.0),
+        (_unscored(*OPENING, _user("x", outcome=0), _user("y", outcome=0)), 0.0),
+        (_unscored(*OPENING, _user("x"), _user("y", outcome=1)), 1.0),
+        (_unscored(_user("x"), _bot("h"), _user("x"), _bot("e"), _user("y", outcome=1)), 1.0),
+        (_line(*OPENING, outcome=0), 0.0),
+        (_line(*OPENING, outcome=0.5), 0.5),
+    ],
+)
+def test_flags_of_all_answers_or_one_of_1_or_an_outcome_beside_them_leave_nothing_open(
+    tmp_path: Path, line: bytes, outcome: float
+) -> None:
+    demands = replace(ASKED, join_consecutive=True)
+    (read,) = read_conversations(_file(tmp_path, line), strict=True, demands=demands).conversations
+    assert (read.outcome, sum(read.rewards)) == (outcome, outcome)
+
+
 def test_flags_of_a_conversation_that_was_cut_off_give_no_outcome(tmp_path: Path) -> None:
     talk = [_user("x"), _bot("h"), _user("x", outcome=0)]
     (read,) = read_conversations(
-        _file(tmp_path, _line(*talk, outcome=None, truncated=True)), strict=True, demands=ASKED
+        _file(tmp_path, _unscored(*talk, truncated=True)), strict=True, demands=ASKED
     ).conversations
     assert (read.outcome, read.truncated) == (None, True)
 
@@ -228,11 +327,12 @@ def _outcomes(path: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("ending", "text"),
     [
-        ("csv", "id,outcome,who\na,0.5,me\nb,,me\nb,NaN,me\nghost,1,me\na,1,me\n,1,me\n"),
+        ("csv", "id,outcome,who\na,0.5,me\nb,,me\nb,NaN,me\nb,1e999,me\nghost,1,me\na,1,me\n,1,me\n"),
         (
             "jsonl",
             '{"id": "a", "outcome": 0.5}\n{"id": "b", "outcome": null}\n{"id": "b", "outcome": "NaN"}\n'
-            '{"id": "ghost", "outcome": 1}\n{"id": "a", "outcome": 1}\n{"outcome": 1}\n',
+            + f'{{"id": "b", "outcome": 1{"0" * 400}}}\n'
+            + '{"id": "ghost", "outcome": 1}\n{"id": "a", "outcome": 1}\n{"outcome": 1}\n',
         ),
     ],
 )
@@ -246,13 +346,18 @@ def test_outcomes_of_another_file_join_by_id_and_bad_ones_are_counted(
     file = _outcomes(tmp_path / f"outcomes.{ending}", text)
     loaded = read_conversations(path, demands=ASKED, outcomes=file)
     assert [(c.id, c.outcome) for c in loaded.conversations] == [("a", 0.5), ("b", 1.0)]
-    assert loaded.dropped == {
-        "outcome is no number": 2,
+    assert loaded.dropped == {"no outcome": 1}
+    assert loaded.outcomes_dropped == {
+        "outcome is no number": 3,
         "outcome twice": 1,
         "outcome without id": 1,
         "outcome of no conversation": 1,
-        "no outcome": 1,
     }
+    assert loaded.counts() == (
+        f"2 conversations read, 1 left out (no outcome 1); 6 outcomes of {file} not used (outcome is no "
+        f"number 3, outcome twice 1, outcome without id 1, outcome of no conversation 1); "
+        f"2 more are not shown"
+    )
     first = 2 if ending == "csv" else 1
     assert loaded.messages[0].startswith(f"{file}, line {first + 1} (id 'b'): outcome is")
     with pytest.raises(UserError, match=rf"outcomes\.{ending}, line {first + 1}"):
@@ -265,6 +370,43 @@ def test_outcomes_of_turns_that_contradict_a_joined_outcome_go(tmp_path: Path) -
     file = _outcomes(tmp_path / "outcomes.csv", "id,outcome\na,1\nb,0.5\n")
     loaded = read_conversations(_file(tmp_path, *given), strict=True, outcomes=file)
     assert [c.rewards for c in loaded.conversations] == [[1.0, 0.0], [0.0, 0.5]]
+
+
+def test_outcomes_that_contradict_the_logs_own_hold_and_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    talk = (_user("x"), _bot("y"))
+    own = {"a": 0, "b": 1, "c": None, "d": 1 / 3, "e": 1, "f": "won"}
+    path = _file(tmp_path, *(_line(*talk, name=name, outcome=outcome) for name, outcome in own.items()))
+    file = _outcomes(tmp_path / "o.csv", f"id,outcome\na,1\nb,0\nc,1\nd,{1 / 3:.12f}\ne,1.0\nf,1\n")
+    loaded = read_conversations(path, strict=True, outcomes=file)
+    assert [c.outcome for c in loaded.conversations] == pytest.approx([1, 0, 1, 1 / 3, 1, 1])
+    told = f"6 conversations read, 0 left out; 2 with another outcome than in {file}, which holds"
+    assert loaded.counts() == told
+    assert told in caplog.text
+
+
+def test_a_weight_of_a_whole_conversation_is_said_to_do_nothing(tmp_path: Path) -> None:
+    talk = (_user("x"), _bot("y"))
+    lines = [_line(*talk, name=str(place), weight=weight) for place, weight in enumerate([0, 1, None, 0])]
+    loaded = read_conversations(_file(tmp_path, *lines), strict=True)
+    assert all(turn.trained for c in loaded.conversations for turn in c.turns)
+    assert loaded.counts() == (
+        "4 conversations read, 0 left out; 2 with a weight that is not used, since only messages have one"
+    )
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("ending", ["jsonl", "json"])
+def test_a_text_in_utf_16_is_told_as_such(tmp_path: Path, encoding: str, ending: str) -> None:
+    log = tmp_path / f"log.{ending}"
+    log.write_bytes(f"\ufeff[{GOOD.decode()}]".encode(encoding))
+    with pytest.raises(UserError, match=r"log\.json.* begins with F[EF] F[EF], so it looks like UTF-16, but"):
+        read_conversations(log)
+    outcomes = tmp_path / "o.csv"
+    outcomes.write_bytes("\ufeffid,outcome\ngood,1\n".encode(encoding))
+    with pytest.raises(UserError, match=r"o\.csv begins .* iconv -f UTF-16 -t UTF-8"):
+        read_conversations(_file(tmp_path, GOOD), outcomes=outcomes)
 
 
 def test_outcomes_that_are_not_there_are_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from lightning_mtrl.conversation import Conversation, Message, Turn, describe_sent
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.logs import read_conversations, write_conversations
+from lightning_mtrl.rollouts.split import held_out, owners
 
 PROMPT = (Message("system", "Sell."), Message("user", "Zoë asks: „hi“?\u2028"))
 FORMATS = pytest.mark.parametrize("ending", ["jsonl", "parquet"])
@@ -53,6 +54,21 @@ def test_what_is_written_is_read_back_equal(tmp_path: Path, ending: str) -> None
     loaded = read_conversations(path, strict=True)
     assert loaded.conversations == EXAMPLES
     assert (loaded.dropped, loaded.messages) == ({}, [])
+
+
+@FORMATS
+def test_half_a_character_in_what_is_never_tokenized_is_kept(tmp_path: Path, ending: str) -> None:
+    """As an emoji that was cut in two leaves it: JSON can say it, and UTF-8 cannot."""
+    half = "Ann \ud83d"
+    turns = (Turn("yes", "no", info={"seen": half}), Turn("bye", ""))
+    talks = [Conversation(str(n), PROMPT, turns, 1.0, metadata={"customer": half + str(n)}) for n in range(9)]
+    path = tmp_path / f"a.{ending}"
+    write_conversations(path, talks)
+    read = read_conversations(path, strict=True).conversations
+    assert read == talks
+    names = owners(read)
+    assert 1 <= len(held_out(names, 0.5, seed=0)) < 9
+    assert set(names) == {f"customer/{half}{n}" for n in range(9)}
 
 
 @FORMATS
