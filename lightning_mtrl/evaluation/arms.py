@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from lightning_mtrl.conversation import Conversation
-from lightning_mtrl.counting import counted
+from lightning_mtrl.counting import by_cause, counted
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.samples import Sample
 from lightning_mtrl.rollouts.behaviour import Coverage, told
@@ -78,9 +78,10 @@ class Arm:
             )
         if not self.scored:
             number = counted(len(self.conversations), "conversation")
+            left_out = f" Left out: {by_cause(self.left_out)}." if self.left_out else ""
             raise UserError(
                 f"--{self.role}: {self.file} holds {number}, but none with an outcome; a number under "
-                f"'outcome' was expected in at least one of them."
+                f"'outcome' was expected in at least one of them.{left_out}"
             )
 
     def expect_key(self, option: str, key: str) -> None:
@@ -155,4 +156,6 @@ def _look_up(metadata: Mapping[str, Any], key: str) -> Any:
 def _text(value: Any) -> str:
     if value is None:
         return NO_VALUE
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    # Half of a character, which no terminal can print, is shown as an escape.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

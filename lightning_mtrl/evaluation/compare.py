@@ -189,7 +189,12 @@ def _notes(baseline: Arm, candidate: Arm, old: Sample, new: Sample) -> list[str]
             f"The shares without an outcome differ ({shares} of baseline and candidate); if what is missing "
             f"went otherwise than the rest, so does the comparison."
         )
-    for arm, sample in ((baseline, old), (candidate, new)):
+    for (arm, sample), other in (((baseline, old), new), ((candidate, new), old)):
+        if sample.is_binary and other.outcomes.max() > 1:
+            notes.append(
+                f"Outcomes of the {arm.role} are 0 and 1, those of the other log go up to "
+                f"{other.outcomes.max():g}: the two look like different scales."
+            )
         if arm.left_out:
             number = counted(sum(arm.left_out.values()), "record")
             notes.append(f"{arm.role}: {number} left out ({by_cause(arm.left_out)}).")

@@ -99,6 +99,14 @@ def test_bad_lines_are_counted_or_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "a.jsonl, line 83" in capsys.readouterr().err
 
 
+def test_a_log_of_which_nothing_could_be_read_is_refused_with_the_reasons(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("broken.jsonl").write_text("{broken\n" * 3 + "[1]\n")
+    assert cli.main(["compare", "--baseline=a.jsonl", "--candidate=broken.jsonl"]) == 2
+    assert "Left out: not JSON 3, not an object 1." in capsys.readouterr().err
+
+
 def led_for_coverage(file: str, explored: int, personas: int) -> None:
     """Append conversations that are not the policy's own, all without success."""
     prompt = (Message("system", "Be brief."), Message("user", "hi"))

@@ -115,6 +115,23 @@ def test_truncated_conversations_are_told() -> None:
     assert "candidate: 1 truncated conversation with an outcome, which counts." in found.notes
 
 
+def test_outcomes_on_two_scales_are_told() -> None:
+    rates, graded = [1.0, 0.0] * 20, [float(place % 11) for place in range(40)]
+    told = "Outcomes of the baseline are 0 and 1, those of the other log go up to 10: the two look like"
+    assert any(told in note for note in compare(arm("baseline", rates), arm("candidate", graded)).notes)
+    turned = compare(arm("baseline", graded), arm("candidate", rates)).notes
+    assert any("Outcomes of the candidate are 0 and 1" in note for note in turned)
+    shares = [outcome / 10 for outcome in graded]
+    for one, other in ((graded, graded), (rates, rates), (rates, shares)):
+        assert compare(arm("baseline", one), arm("candidate", other)).notes == ()
+
+
+def test_half_a_character_in_a_segments_name_is_shown_as_an_escape() -> None:
+    kinds: list[dict[str, Any]] = [{"kind": "a \ud83d"}] * 4
+    sides = [arm(role, [1.0, 0.0, 1.0, 0.0], kinds) for role in ("baseline", "candidate")]
+    assert [s.segment for s in compare(*sides, segment="kind").segments] == [r"a \ud83d"]
+
+
 def test_segments_are_compared_by_themselves_and_corrected() -> None:
     about = [{"facts": {"kind": "new" if i % 2 else "old"}} for i in range(400)]
     old = arm("baseline", [float(i % 4 == 0) for i in range(400)], about)
