@@ -163,11 +163,16 @@ class BatchOnlineStep:
             data.dropped.get("truncated", 0),
             dict(sorted(causes.items())),
         )
-        self.report["logs"] |= {"read": loaded.read, "left_out": dict(loaded.dropped), "unused": data.dropped}
-        self.report["logs"] |= {"messages": loaded.messages, "coverage": dict(self.coverage)}
-        self.report["logs"] |= {"outcomes_left_out": dict(loaded.outcomes_dropped)}
-        self.report["logs"] |= {"remarks": dict(loaded.remarks)}
-        self.report["logs"] |= {"fit": self.fit.row()}
+        self.report["logs"] |= {
+            "read": loaded.read,
+            "left_out": dict(loaded.dropped),
+            "unused": data.dropped,
+            "messages": loaded.messages,
+            "coverage": dict(self.coverage),
+            "outcomes_left_out": dict(loaded.outcomes_dropped),
+            "remarks": dict(loaded.remarks),
+            "fit": self.fit.row(),
+        }
         return loaded
 
     def _fit_of(self, own: list[Conversation]) -> LogFit:

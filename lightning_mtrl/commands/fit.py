@@ -8,8 +8,8 @@ With --plan nothing runs: the memory that the run would take is printed, found o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,8 +83,7 @@ def _start(config: RunConfig, name: str) -> None:
     text = to_yaml(replace(config, run_dir=None))
     folder = processes.first(lambda: RunFolder.create(text, config.run_dir, name))
     _tell(f"Run folder: {folder.path}", processes)
-    with ExitStack() as held:
-        processes.first(lambda: held.enter_context(only_writer(folder.path)))
+    with _only_writer(folder, processes):
         _run(config, folder, processes)
 
 
@@ -113,6 +112,14 @@ def _expect_ready(config: RunConfig, resumed: RunFolder | None = None) -> None:
         expect_ready(config, "fit")
 
 
+@contextmanager
+def _only_writer(folder: RunFolder, processes: Processes) -> Iterator[None]:
+    """The first process holds the folder for all of them."""
+    with ExitStack() as held:
+        processes.first(lambda: held.enter_context(only_writer(folder.path)))
+        yield
+
+
 def _tell(text: str, processes: Processes) -> None:
     if processes.is_first:
         print(text if processes.size == 1 else f"{text}, {processes.size} processes", flush=True)
@@ -137,8 +144,7 @@ def _resume(config: RunConfig, folder: RunFolder) -> None:
 
     processes = launch(config.fabric)
     processes.first(lambda: _expect_ready(config, folder))
-    with ExitStack() as held:
-        processes.first(lambda: held.enter_context(only_writer(folder.path)))
+    with _only_writer(folder, processes):
         processes.first(lambda: write_text(folder.config, to_yaml(config)))
         _tell(f"Run folder: {folder.path} (resumed)", processes)
         from lightning_mtrl.loop import PolicyIterationLoop
