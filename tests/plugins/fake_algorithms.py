@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from types import ModuleType
 from typing import Literal
 
@@ -113,6 +114,9 @@ def install(monkeypatch: pytest.MonkeyPatch, names: Sequence[str] = ("IterativeP
 
     The environments then export SuggestedResponse alone, so that lists of choices are short and stable.
     """
+    # What reads the real ones must have done so, or it would find these in their place.
+    import_module("lightning_mtrl.readiness")
+    import_module("lightning_mtrl.restoring")
     here = sys.modules[__name__]
     exports = ModuleType("lightning_mtrl.algorithms")
     exports.__dict__.update({name: getattr(here, name) for name in names}, __all__=list(names), base=here)
