@@ -77,17 +77,14 @@ def serving(answer: Callable[[dict[str, Any]], Answer] | Sequence[Answer]) -> It
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             said = fake.handle(body, self.headers.get("authorization"))
             text = _completion(said) if said.body is None else said.body
-            try:
-                self.send_response(said.status)
-                for name, value in said.headers:
-                    self.send_header(name, value)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(text.encode())))
-                self.end_headers()
-                self.wfile.write(text.encode()[: len(text) // 2 if said.cut else None])
-                self.close_connection = said.cut
-            except ConnectionError:
-                return  # the client did not wait
+            self.send_response(said.status)
+            for name, value in said.headers:
+                self.send_header(name, value)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode()[: len(text) // 2 if said.cut else None])
+            self.close_connection = said.cut
 
     with listening(Handler) as address:
         fake.base_url = f"{address}/v1"
