@@ -103,7 +103,7 @@ def _expect_answers(servers: list[tuple[str, Server]]) -> None:
             raise _told(key, server, answer.error)
 
 
-def _told(key: str, server: Server, error: Exception) -> Exception:
+def _told(key: str, server: Server, error: BaseException) -> BaseException:
     if not isinstance(error, LLMFailure):
         return error
     return UserError(

@@ -89,7 +89,7 @@ class Collection:
         self._done: dict[int, Conversation] = {}
         self._dropped: Counter[str] = Counter()
         self._unanswered = 0  # of those that were dropped, since the policy's server gave no response
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._sampled_any = False
 
     @cached_property
@@ -208,7 +208,7 @@ class Collection:
             self._engine.release(row)
         self._free.append(row)
 
-    def _drop(self, cause: str, error: Exception | None = None) -> None:
+    def _drop(self, cause: str, error: BaseException | None = None) -> None:
         self._dropped[cause] += 1
         if self._error is None or isinstance(error, UserError):
             self._error = error

@@ -23,7 +23,7 @@ Key = TypeVar("Key")
 class Failure(Generic[Answer]):
     """An environment that raised instead of answering."""
 
-    error: Exception
+    error: BaseException
 
     @property
     def cause(self) -> str:
@@ -94,7 +94,7 @@ class PendingCalls(Generic[Key]):
         found, self._ready = self._ready, []
         for future in [each for each in self._waiting if each.done()]:
             key, expected = self._waiting.pop(future)
-            found.append((key, _checked(future.result(), expected)))
+            found.append((key, _checked(_call(future.result), expected)))
         return found
 
     def wait(self, seconds: float) -> None:
@@ -112,12 +112,18 @@ class PendingCalls(Generic[Key]):
 def _call(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception as error:  # Whatever a simulator raises costs one conversation; it is counted and shown.
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Whatever a simulator raises, also to end a process or a task, costs one conversation; it is counted
+        # and shown.
         return error
 
 
 def _checked(answer: Any, expected: type[Answer]) -> Answer | Failure[Answer]:
-    if isinstance(answer, Exception):
+    if isinstance(answer, KeyboardInterrupt):
+        raise answer
+    if isinstance(answer, BaseException):
         return Failure(answer)
     if not isinstance(answer, expected):
         return Failure(
@@ -142,9 +148,13 @@ def _broken_text(answer: Any) -> Exception | None:
 
 
 async def _settled(waiting: Awaitable[Any]) -> Any:
+    """The answer or the error, of any kind: one that left a task could end the thread of all environments.
+
+    Calls that were given up end here too; nobody waits for their answers.
+    """
     try:
         return await waiting
-    except Exception as error:  # as in `_call`
+    except BaseException as error:
         return error
 
 
@@ -159,7 +169,8 @@ def _await_all(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
 
 def _gathered(waiting: Sequence[Awaitable[Any]]) -> Coroutine[Any, Any, list[Any]]:
     async def gather() -> list[Any]:
-        return cast("list[Any]", await asyncio.gather(*waiting, return_exceptions=True))
+        settled = asyncio.gather(*map(_settled, waiting), return_exceptions=True)
+        return cast("list[Any]", await settled)
 
     return gather()
 

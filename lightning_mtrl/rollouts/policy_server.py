@@ -112,7 +112,7 @@ class PolicyServer:
             raise self._told(answer)
         return answer
 
-    def _told(self, failure: Failure[Any]) -> Exception:
+    def _told(self, failure: Failure[Any]) -> BaseException:
         return _told(failure, self.address, str(self._folder))
 
 
@@ -162,7 +162,7 @@ def _expect_length(served: tuple[ServedModel, ...], address: str, wanted: int) -
         )
 
 
-def _told(failure: Failure[Any], address: str, folder: str) -> Exception:
+def _told(failure: Failure[Any], address: str, folder: str) -> BaseException:
     error = failure.error
     if not isinstance(error, LLMFailure):
         return error

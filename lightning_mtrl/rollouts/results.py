@@ -122,7 +122,7 @@ class Share:
 
     conversations: list[Conversation]
     dropped: Counter[str]
-    error: Exception | None
+    error: BaseException | None
     stopped: bool = False
     unanswered: int = 0
 

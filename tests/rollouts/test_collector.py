@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import io
 import json
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,6 +22,7 @@ from lightning_mtrl.environments.protocol import Environment, Observation, Trans
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.rollouts.collector import Collector
+from lightning_mtrl.rollouts.environment_calls import PendingCalls
 from lightning_mtrl.rollouts.policy_server import PolicyServer
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.results import Rollouts, Share, TooManyFailures
@@ -286,6 +289,95 @@ def test_what_an_environment_cannot_say_costs_that_conversation_alone(
     assert rollouts.dropped == {cause: 12 - len(kept)}
     assert 0 < len(kept) < 12
     assert _said(rollouts.conversations) == _said(kept)
+
+
+class Leaving(Dialogue):
+    """Raises for every third seed, when it begins or when it answers, itself or in a coroutine."""
+
+    def __init__(self, error: BaseException, at: str, waits: bool) -> None:
+        super().__init__()
+        self.error, self.at = error, at
+        if waits:
+            self.reset, self.step = awaited(self.reset), awaited(self.step)  # type: ignore[method-assign]
+
+    def __deepcopy__(self, memo: Any) -> Leaving:
+        return Leaving(self.error, self.at, inspect.iscoroutinefunction(self.step))
+
+    def reset(self, seed: int) -> Observation:
+        self.leaves = seed % 3 == 0
+        if self.leaves and self.at == "reset":
+            raise self.error
+        return super().reset(seed)
+
+    def step(self, response: str | None) -> Transition:
+        if self.leaves and self.at == "step":
+            raise self.error
+        return super().step(response)
+
+
+def awaited(call: Callable[..., Any]) -> Callable[..., Any]:
+    async def later(*given: Any) -> Any:
+        await asyncio.sleep(0)
+        return call(*given)
+
+    return later
+
+
+class Bare(BaseException):
+    """Of no family."""
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("at", ["reset", "step"])
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (SystemExit(3), "SystemExit: 3"),
+        (asyncio.CancelledError(), "CancelledError"),
+        (GeneratorExit(), "GeneratorExit"),
+        (Bare("why"), "Bare: why"),
+    ],
+)
+def test_an_environment_that_leaves_in_any_way_costs_that_conversation_alone(
+    error: BaseException, cause: str, at: str, waits: bool
+) -> None:
+    model = _model()
+    right = _collector(Dialogue(), rows=4).collect(model, conversations=12, seed=0, policy="p").conversations
+    kept = [c for c in right if c.seed % 3]
+    collector = _collector(Leaving(error, at, waits), rows=4)
+    collector.expect_room(seed=0, policy="p")
+    rollouts = collector.collect(model, conversations=12, seed=0, policy="p")
+    assert rollouts.dropped == {cause: 12 - len(kept)}
+    assert 0 < len(kept) < 12
+    assert _said(rollouts.conversations) == _said(kept)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_an_interrupt_ends_the_collection_wherever_it_is_raised(waits: bool) -> None:
+    collector, model = _collector(Leaving(KeyboardInterrupt(), "step", waits), rows=4), _model()
+    with pytest.raises(KeyboardInterrupt):
+        collector.collect(model, conversations=12, seed=0, policy="p")
+    # The thread of all environments goes on.
+    again = _collector(Leaving(ValueError("no"), "step", waits), rows=4)
+    assert again.collect(model, conversations=12, seed=0, policy="p").dropped.keys() == {"ValueError: no"}
+
+
+def test_an_environment_that_is_given_up_is_cancelled() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    async def endless() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            over.set()
+
+    calls: PendingCalls[int] = PendingCalls()
+    calls.start(0, endless, Transition)
+    assert begun.wait(5)
+    calls.cancel()
+    assert over.wait(5)
+    assert calls.take() == []
 
 
 def test_when_all_fail_one_message_says_why() -> None:
