@@ -80,7 +80,9 @@ class PolicyIterationLoop:
         fresh = rollouts.conversations
         wanted = round(len(fresh) * data.earlier_share / (1 - data.earlier_share))
         earlier = self.recorder.earlier(iteration, wanted)
-        parts.context.datamodule.set_rollouts(fresh, earlier=earlier, seed=self.parts.context.seed)
+        parts.context.datamodule.set_rollouts(
+            fresh, earlier=earlier, seed=self.parts.context.seed, failed=rollouts.dropped
+        )
         return parts.context.datamodule.conversations
 
     def _sampled(self, iteration: int) -> Rollouts:

@@ -15,7 +15,7 @@ from lightning_mtrl.rollouts.decoding import Draw, SampledResponse
 from lightning_mtrl.rollouts.environment_calls import Failure, PendingCalls
 from lightning_mtrl.rollouts.ongoing import Chat, Ongoing, fault_of
 from lightning_mtrl.rollouts.progress import CollectionProgress
-from lightning_mtrl.rollouts.results import Share
+from lightning_mtrl.rollouts.results import NO_ROOM, Share
 from lightning_mtrl.rollouts.sampling import SamplingConfig
 from lightning_mtrl.rollouts.speaking import Engine, EngineMaker
 
@@ -116,7 +116,8 @@ class Collection:
     def share(self) -> Share:
         """What was collected."""
         done = [self._done[index] for index in sorted(self._done)]
-        return Share(done, self._dropped, self._error, self._is_hopeless, self._unanswered)
+        unfinished = len(self._waiting) + len(self._talking)
+        return Share(done, self._dropped, self._error, self._is_hopeless, self._unanswered, unfinished)
 
     @property
     def _is_hopeless(self) -> bool:
@@ -180,7 +181,7 @@ class Collection:
             return True
         if not self._sampled_any:
             self._terms.expect_room(ongoing)
-        self._drop("the first prompt does not fit the context")
+        self._drop(NO_ROOM)
         return False
 
     def _continue(self, row: int, answer: Transition, ended: bool) -> None:

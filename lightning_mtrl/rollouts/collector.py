@@ -145,7 +145,7 @@ class Collector:
         Raises:
             UserError: if `conversations` is not a multiple of `group_size`, if a prompt of the first
                 batch leaves no room for a response (before anything is sampled; one of a later batch
-                is dropped and counted), or if every conversation failed.
+                is dropped and counted), or if no conversation ended.
             UserError: if the server cannot serve the policy.
             TooManyFailures: if more than `max_failure_share` did; it has the conversations that ended.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,6 +112,7 @@ class RolloutDataModule(LightningDataModule):
         earlier: Sequence[Conversation] = (),
         seed: int | None = None,
         logs: LoadedLogs | None = None,
+        failed: Mapping[str, int] | None = None,
     ) -> None:
         """Take new rollouts in place of the old ones.
 
@@ -120,29 +121,30 @@ class RolloutDataModule(LightningDataModule):
             earlier: of earlier policies, to fit on only; those of a held-out customer are left out.
             seed: of the split and of the order of batches from now on.
             logs: by which the conversations were read, to be named where they are too few.
+            failed: how many there are besides that were dropped, by cause, to be named there too.
 
         Raises:
             UserError: if too few conversations have an outcome.
         """
         self.seed = self.seed if seed is None else seed
-        self._take(conversations, earlier, Counter(), logs)
+        self._take(conversations, earlier, Counter(failed), logs)
 
     def _take(
         self,
         conversations: Sequence[Conversation],
         earlier: Sequence[Conversation],
-        causes: Counter[str],
+        failed: Counter[str],
         logs: LoadedLogs | None,
     ) -> None:
         self.conversations = [self._prepared(c) for c in conversations]
-        causes.update(filter(None, (unusable(c) for c in self.conversations)))
+        causes = failed + Counter(filter(None, (unusable(c) for c in self.conversations)))
         self.dropped = dict(sorted(causes.items()))
         usable = [c for c in self.conversations if unusable(c) is None]
         self.usable_conversations = usable
         past = [self._prepared(c) for c in earlier if unusable(c) is None]
         names = owners([*usable, *past])
         own, share = set(names[: len(usable)]), self.validation_share
-        expect_enough(self.conversations, own, share, logs)
+        expect_enough(self.conversations, own, share, logs, failed)
         outside = held_out(own, share, self.seed) if share else set()
         self.train_conversations = [
             c for c, name in zip([*usable, *past], names, strict=True) if name not in outside

@@ -12,6 +12,8 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.counting import counted
 from lightning_mtrl.errors import UserError
 
+NO_ROOM = "the first prompt does not fit the context"  # a cause of dropping that is not the environment's
+
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -48,7 +50,7 @@ class Rollouts:
             server: address of the one that the policy speaks on; None where it speaks here.
 
         Raises:
-            UserError: if every conversation failed.
+            UserError: if no conversation ended.
             TooManyFailures: if more failed than are allowed, or a share was stopped for that.
         """
         dropped = sum((share.dropped for share in shares), Counter[str]())
@@ -57,16 +59,16 @@ class Rollouts:
             error = next((share.error for share in shares if share.error is not None), None)
             if isinstance(error, UserError):
                 raise error
-            culprit, remedy = _blamed(shares, dropped.total(), server)
+            culprit, remedy = _blamed(shares, dropped, server)
             raise UserError(
-                f"{culprit}: every conversation failed, so there is nothing to learn from: "
+                f"{culprit}: {_none_ended(shares, dropped)}, so there is nothing to learn from: "
                 f"{_most_frequent(dropped)}. {remedy}"
             ) from error
         tokens = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
         truncated = sum(c.truncated for c in conversations)
         rollouts = cls(conversations, dict(sorted(dropped.items())), truncated, tokens, seconds)
         if dropped.total() > allowed_failures or any(share.stopped for share in shares):
-            raise TooManyFailures(rollouts, *_blamed(shares, dropped.total(), server))
+            raise TooManyFailures(rollouts, *_blamed(shares, dropped, server))
         return rollouts
 
 
@@ -92,9 +94,22 @@ class TooManyFailures(UserError):
         self.rollouts = rollouts
 
 
-def _blamed(shares: Sequence[Share], failed: int, server: str | None) -> tuple[str, str]:
+def _none_ended(shares: Sequence[Share], dropped: Counter[str]) -> str:
+    """What became of all conversations, where none of them ended."""
+    unfinished = sum(share.unfinished for share in shares)
+    if not unfinished:
+        return "every conversation failed"
+    return (
+        f"{counted(dropped.total(), 'conversation')} failed and none had ended when the collection was "
+        f"stopped for it (see data.max_failure_share), which cut off the other {unfinished}"
+    )
+
+
+def _blamed(shares: Sequence[Share], dropped: Counter[str], server: str | None) -> tuple[str, str]:
     """What most conversations failed by, and what to do about it."""
-    if server is None or 2 * sum(share.unanswered for share in shares) <= failed:
+    if 2 * dropped[NO_ROOM] > dropped.total():
+        return "model.context_length", "Raise it, or lower data.max_response_tokens."
+    if server is None or 2 * sum(share.unanswered for share in shares) <= dropped.total():
         return "environment", "Mend the environment, or whatever serves it, and start again."
     return (
         f"data.server.base_url is {server!r}",
@@ -118,6 +133,7 @@ class Share:
         error: the first exception of an environment; it is not sent to other processes.
         stopped: True if it was given up, since too many conversations had failed.
         unanswered: how many were dropped since the server that the policy speaks on gave no response.
+        unfinished: how many had neither ended nor failed when it was given up.
     """
 
     conversations: list[Conversation]
@@ -125,6 +141,7 @@ class Share:
     error: BaseException | None
     stopped: bool = False
     unanswered: int = 0
+    unfinished: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # An exception of somebody's environment may be one that cannot be sent.

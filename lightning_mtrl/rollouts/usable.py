@@ -39,6 +39,7 @@ def expect_enough(
     names: Collection[str],
     validation_share: float,
     logs: LoadedLogs | None = None,
+    failed: Mapping[str, int] | None = None,
 ) -> None:
     """Refuse conversations of which too few ended with an outcome to fit on some and to hold one out.
 
@@ -47,6 +48,7 @@ def expect_enough(
         names: of what the usable ones belong to and a split keeps together (`split.owners`), each once.
         validation_share: share that is to be held out; 0 holds nothing out.
         logs: where they were read from; None for those that were collected.
+        failed: how many more were collected and dropped, by cause.
 
     Raises:
         UserError: if they are too few; it says how many there are, what was left out, and what to do.
@@ -55,8 +57,9 @@ def expect_enough(
     needed, usable = 2 if validation_share else 1, causes.count(None)
     if len(names) >= needed:
         return
-    dropped = Counter(filter(None, causes)) + (logs.dropped if logs is not None else Counter())
-    total = len(conversations) if logs is None else logs.records
+    lost = Counter(failed) if logs is None else logs.dropped
+    dropped = Counter(filter(None, causes)) + lost
+    total = len(conversations) + lost.total() if logs is None else logs.records
     told = (
         f"{'' if logs is None else f'{logs.path}: '}{usable} of {counted(total, 'conversation')} ended with "
         f"an outcome, but at least {needed} {'are' if needed == 2 else 'is'} needed "
@@ -74,7 +77,10 @@ def _remedy(usable: int, dropped: Mapping[str, int], logs: LoadedLogs | None) ->
     if usable >= 2:
         return "Pass --data.validation_share 0 to hold none out, or give conversations of another one too."
     if logs is None:
-        return "Raise data.conversations, or data.max_turns where limits cut them off."
+        return (
+            "Raise data.conversations, or data.max_turns where limits cut them off (truncated), and mend the "
+            "environment where it failed."
+        )
     if "outcome of no conversation" in logs.outcomes_dropped:
         return f"The ids in {logs.outcomes} must be those of the log; mend them there, or in the log."
     if "no outcome" in dropped:

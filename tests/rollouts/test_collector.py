@@ -392,6 +392,38 @@ def test_when_all_fail_one_message_says_why() -> None:
     assert isinstance(info.value.__cause__, ConnectionError)
 
 
+def test_what_was_cut_off_by_the_stop_is_not_said_to_have_failed() -> None:
+    """Of nine that begin together, those that fail end the collection before anybody has spoken."""
+
+    class OftenDown(Dialogue):
+        def reset(self, seed: int) -> Observation:
+            if seed % 2:
+                raise ConnectionError("refused")
+            return super().reset(seed)
+
+    model = _model()
+    right = _collector(Dialogue(), rows=9).collect(model, conversations=20, seed=0, policy="p").conversations
+    failing = sum(c.seed % 2 for c in right[:9])
+    assert 2 <= failing < 9
+    with pytest.raises(UserError) as told:
+        _collector(OftenDown(), rows=9, max_failure_share=0.05).collect(
+            model, conversations=20, seed=0, policy="p"
+        )
+    assert str(told.value).startswith(
+        f"environment: {failing} conversations failed and none had ended when the collection was stopped "
+        f"for it (see data.max_failure_share), which cut off the other {20 - failing}, so there is nothing "
+        f"to learn from: ConnectionError: refused ({failing} times)."
+    )
+
+
+def test_prompts_that_do_not_fit_are_the_context_s_fault_and_not_the_environment_s() -> None:
+    share = Share([], Counter({"the first prompt does not fit the context": 3, "KeyError: 1": 2}), None)
+    with pytest.raises(UserError) as told:
+        Rollouts.of([share], 1.0)
+    assert str(told.value).startswith("model.context_length: every conversation failed")
+    assert "does not fit the context (3 times); KeyError: 1 (2 times). Raise it" in str(told.value)
+
+
 def test_a_conversation_that_might_outgrow_the_context_is_truncated_before_the_turn() -> None:
     collector = _collector(Dialogue(50), context_length=40, max_turns=50)
     rollouts = collector.collect(_model(), conversations=30, seed=0, policy="p")

@@ -329,6 +329,14 @@ def test_too_few_conversations_for_a_split_are_refused(chat: ChatTokenizer, kind
         RolloutDataModule(TOO_LITTLE[kind], tokenizer=chat)
 
 
+def test_where_too_few_ended_the_cut_off_and_the_failed_are_counted_apart(chat: ChatTokenizer) -> None:
+    cut_off = [_talk(n, outcome=None, terminated=False, truncated=True) for n in range(5)]
+    with pytest.raises(
+        UserError, match=r"1 of 9 conversations .* Left out: truncated 5, ConnectionError 3\."
+    ):
+        RolloutDataModule(tokenizer=chat).set_rollouts([_talk(9), *cut_off], failed={"ConnectionError": 3})
+
+
 def test_what_a_split_or_a_batch_cannot_be_is_refused(chat: ChatTokenizer) -> None:
     with pytest.raises(UserError, match=r"validation_share is 1\.0"):
         RolloutDataModule(validation_share=1.0)
