@@ -22,9 +22,9 @@ from lightning_mtrl.llm.usage import METER, Usage
 from lightning_mtrl.models.saving import save_role
 from lightning_mtrl.parsing import load_config
 from lightning_mtrl.processes import Processes
-from lightning_mtrl.restoring import alone, chosen, restore
+from lightning_mtrl.restoring import alone, chosen, earlier_conversations, restore
 from lightning_mtrl.rollouts.collector import Rollouts
-from lightning_mtrl.rollouts.logs import read_conversations, write_conversations
+from lightning_mtrl.rollouts.logs import write_conversations
 from lightning_mtrl.runs.atomic import replacing_folder
 from lightning_mtrl.runs.checkpoint import (
     CheckpointState,
@@ -143,10 +143,7 @@ class Recorder:
         return self.processes.first(lambda: self._sampled(iteration, wanted)) if wanted else []
 
     def _sampled(self, iteration: int, wanted: int) -> list[Conversation]:
-        found: list[Conversation] = []
-        for number in range(iteration):
-            file = self.folder.rollouts(number, self.config.data.file_format)
-            found += read_conversations(file, strict=True).conversations
+        found = list(earlier_conversations(self.config, self.folder, iteration))
         return random.Random(f"{self.config.seed}/{iteration}").sample(found, min(wanted, len(found)))
 
     def policy(

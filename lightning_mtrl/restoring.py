@@ -1,12 +1,15 @@
-"""Put a checkpoint of a run back into what learns, or see from it that nothing is left to do."""
+"""What a run goes on from: its checkpoint, put back into what learns, and its stored conversations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from lightning_mtrl.assembly import Learner
 from lightning_mtrl.config import LoopConfig, RunConfig
+from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.rollouts.logs import LoadedLogs, stream_conversations
 from lightning_mtrl.runs.checkpoint import (
     CheckpointState,
     checkpoints,
@@ -67,6 +70,38 @@ def is_over(wanted: LoopConfig, folder: RunFolder) -> bool:
     """
     newest = latest_checkpoint(folder)
     return bool(why_over(wanted, load_progress(newest) if newest else None))
+
+
+def expect_earlier(config: RunConfig, folder: RunFolder) -> None:
+    """Refuse to go on where stored conversations are lost or broken that will be learned from again.
+
+    Raises:
+        UserError: if so; it names the file.
+    """
+    newest = latest_checkpoint(folder) if config.data.earlier_share else None
+    if newest is not None:
+        for _ in earlier_conversations(config, folder, load_progress(newest).iteration):
+            pass
+
+
+def earlier_conversations(config: RunConfig, folder: RunFolder, iteration: int) -> Iterator[Conversation]:
+    """The stored conversations of the policies before `iteration`, in order.
+
+    Raises:
+        UserError: if a file is lost or broken; it names the file.
+    """
+    for number in range(iteration):
+        file, loaded = folder.rollouts(number, config.data.file_format), LoadedLogs()
+        try:
+            yield from stream_conversations(file, loaded, strict=True)
+            if not loaded.read:
+                raise UserError(f"{file} is empty, but logged conversations were expected there.")
+        except UserError as error:
+            raise UserError(
+                f"{error} The run learns from these conversations again (data.earlier_share is "
+                f"{config.data.earlier_share}). Put the file back, or start a new run with "
+                f"`fit --config {folder.config}`."
+            ) from error
 
 
 def alone(config: RunConfig) -> RunConfig:

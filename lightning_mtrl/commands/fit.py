@@ -106,10 +106,13 @@ def _run(config: RunConfig, folder: RunFolder, processes: Processes) -> None:
 
 def _expect_ready(config: RunConfig, resumed: RunFolder | None = None) -> None:
     from lightning_mtrl.readiness import expect_ready
-    from lightning_mtrl.restoring import is_over
+    from lightning_mtrl.restoring import expect_earlier, is_over
 
-    if resumed is None or not is_over(config.loop, resumed):
-        expect_ready(config, "fit")
+    if resumed is not None:
+        if is_over(config.loop, resumed):
+            return
+        expect_earlier(config, resumed)
+    expect_ready(config, "fit")
 
 
 @contextmanager

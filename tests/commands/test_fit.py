@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -9,8 +10,11 @@ import pytest
 
 from lightning_mtrl import cli
 from lightning_mtrl.config import RunConfig
+from lightning_mtrl.conversation import Conversation, Message, Turn
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import load_config
+from lightning_mtrl.rollouts.logs import write_conversations
+from lightning_mtrl.runs.checkpoint import CheckpointState, save_checkpoint
 from lightning_mtrl.runs.folder import RunFolder
 from lightning_mtrl.runs.writer import only_writer
 
@@ -130,6 +134,54 @@ def test_a_run_that_another_process_writes_is_not_resumed(
     assert Path("runs/small/config.yaml").read_bytes() == before
     assert len(started) == 1
     assert cli.main(["fit", "--resume=runs/small", "--loop.iterations=9"]) == 0
+
+
+def _lost(file: Path) -> None:
+    file.unlink()
+
+
+def _emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def _cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
+@pytest.mark.parametrize("damage", [_lost, _emptied, _cut_off])
+def test_a_resumed_run_whose_stored_conversations_are_damaged_is_refused_before_any_work(
+    started: Started,
+    damage: Callable[[Path], None],
+    file_format: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = ["--data.earlier_share=0.5", f"--data.file_format={file_format}"]
+    cli.main(["fit", "--config=small.yaml", *options])
+    folder = started[0][1]
+    talk = Conversation("c", (Message("user", "a"),), (Turn("b", "c", 1.0),), 1.0)
+    for number in range(2):
+        write_conversations(folder.rollouts(number, file_format), [talk])
+    save_checkpoint(folder.checkpoint(2), CheckpointState(2))
+    again = ["fit", "--resume=runs/small", "--loop.iterations=3"]
+    assert cli.main(again) == 0
+    damaged = folder.rollouts(1, file_format)
+    damage(damaged)
+    capsys.readouterr()
+    assert cli.main(again) == 2
+    message = capsys.readouterr().err
+    assert str(damaged) in message
+    assert "data.earlier_share is 0.5" in message
+    assert "Put the file back, or start a new run" in message
+    assert len(started) == 2
+    # Nothing will be collected, so that the file is not needed.
+    assert cli.main([*again[:2], "--loop.iterations=2"]) == 0
+
+
+def test_stored_conversations_that_nobody_learns_from_again_may_be_gone(started: Started) -> None:
+    cli.main(["fit", "--config=small.yaml"])
+    save_checkpoint(started[0][1].checkpoint(2), CheckpointState(2))
+    assert cli.main(["fit", "--resume=runs/small", "--loop.iterations=3"]) == 0
 
 
 def test_a_resumed_run_that_cannot_begin_keeps_its_folder(started: Started) -> None:
