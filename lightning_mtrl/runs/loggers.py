@@ -7,6 +7,9 @@ take it from the loop's `Clock`.
 from __future__ import annotations
 
 import csv
+import itertools
+import logging
+import shutil
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS = ("iteration", "step", "name", "value")
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -133,14 +138,39 @@ class CsvLogger(Logger):
 
 
 def _cut(file: Path, rows: int | None) -> int:
-    """Keep the first `rows` rows under the header, or all whole ones; returns how many there are."""
-    kept: list[Sequence[object]] = []
-    if file.is_file():
-        with file.open(encoding="utf-8", newline="") as stream:
-            kept += [row for row in csv.reader(stream) if len(row) == len(COLUMNS)][1:]
-    kept = kept[:rows]
+    """Keep the first `rows` rows under the header, or all whole ones; returns how many there are.
+
+    A file from which more would be lost than what a killed process cut off stays beside the new one.
+    """
+    text = file.read_text("utf-8", errors="replace") if file.is_file() else _lines([COLUMNS])
+    header, *lines = text.split("\n")
+    found = [_row(line) for line in lines[:-1]]  # behind the last end of a line, a row was cut off
+    kept = [row for row in found if row is not None][:rows]
+    if header != ",".join(COLUMNS) or None in found or len(kept) < (rows or 0):
+        _keep_aside(file, len(kept), rows)
     write_text(file, _lines([COLUMNS, *kept]))
     return len(kept)
+
+
+def _row(line: str) -> list[str] | None:
+    """The cells of a line; None where it is no row of metrics.csv."""
+    try:
+        iteration, step, name, value = next(csv.reader([line]))
+        int(iteration), int(step), float(value)
+    except (ValueError, csv.Error):
+        return None
+    return [iteration, step, name, value]
+
+
+def _keep_aside(file: Path, kept: int, rows: int | None) -> None:
+    names = (file.with_stem(f"{file.stem}-broken-{number}") for number in itertools.count(1))
+    beside = next(path for path in names if not path.exists())
+    told = ""
+    if file.is_file():
+        shutil.copy2(file, beside)
+        told = f" It is kept as {beside}."
+    expected = "" if rows is None else f" of {rows}"
+    _logger.warning("%s is not as the run wrote it; it goes on with %d%s rows.%s", file, kept, expected, told)
 
 
 def _lines(rows: Sequence[Sequence[object]]) -> str:

@@ -215,3 +215,50 @@ def test_rows_that_are_there_stay_when_nothing_is_said_about_them(tmp_path: Path
     assert [row[3] for row in rows(folder.metrics)] == ["value", "1.0", "2.0"]
     assert log.clock.rows == log.clock.summaries == 2
     assert shown_by_tensorboard(tmp_path) == {"loss": [(0, 1.0), (0, 2.0)]}
+
+
+WHOLE = "iteration,step,name,value\n0,1,loss,0.25\n0,2,loss,0.5\n1,3,loss,0.75\n"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "kept"),
+    [
+        pytest.param(WHOLE[:-3], ["0.25", "0.5"], id="end cut off"),
+        pytest.param(WHOLE.replace("0,2,loss,0.5", "0,2,lo"), ["0.25", "0.75"], id="half a line"),
+        pytest.param(WHOLE.replace("0.5", "half"), ["0.25", "0.75"], id="no number"),
+        pytest.param(WHOLE.replace("loss", "x,loss"), [], id="other columns"),
+        pytest.param(WHOLE.partition("\n")[2], ["0.5", "0.75"], id="no header"),
+        pytest.param("\0" * 300_000, [], id="zeros"),
+        pytest.param("", [], id="empty"),
+        pytest.param(None, [], id="gone"),
+    ],
+)
+def test_a_damaged_metrics_file_stays_beside_the_new_one_and_is_told(
+    tmp_path: Path, damaged: str | None, kept: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, asides = RunFolder(tmp_path), [tmp_path / f"metrics-broken-{number}.csv" for number in (1, 2)]
+    for aside in asides:
+        if damaged is not None:
+            folder.metrics.write_text(damaged)
+        clock = Clock(rows=3)
+        RunLog(folder, ["csv"], clock).close()
+        assert [row[3] for row in rows(folder.metrics)] == ["value", *kept]
+        assert clock.rows == len(kept)
+        assert caplog.messages[-1].startswith(f"{folder.metrics} is not as the run wrote it")
+        assert aside.is_file() == (damaged is not None)
+        if damaged is not None:
+            assert aside.read_text() == damaged
+            assert str(aside) in caplog.messages[-1]
+        else:
+            folder.metrics.unlink()
+
+
+def test_a_metrics_file_of_a_killed_run_is_cut_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text(WHOLE + "1,4,lo")
+    RunLog(folder, ["csv"], Clock(rows=2)).close()
+    assert [row[3] for row in rows(folder.metrics)] == ["value", "0.25", "0.5"]
+    assert caplog.messages == []
+    assert list(tmp_path.iterdir()) == [folder.metrics]
