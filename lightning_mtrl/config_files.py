@@ -15,7 +15,7 @@ from lightning_mtrl.errors import UserError
 
 # Sections of a configuration, whose content is keys and never one value.
 _SECTIONS = tuple(name for name, kind in get_type_hints(RunConfig).items() if is_dataclass(kind))
-_NOT_OF_CLASS = re.compile(r"^(?P<owner>\S+)\.init_args\.\S+ is not an argument of ")
+_NOT_OF_CLASS = re.compile(r"^(?P<key>\S+) is (?:not an argument of |'[^']*', which is no )")
 
 
 def check_file(file: str) -> None:
@@ -93,7 +93,7 @@ def _twice_in(keys: Sequence[yaml.Node]) -> Iterator[tuple[str, int, int]]:
 
 
 def advice_on_order(message: str, files: Sequence[str], wrong: int, before: Sequence[str]) -> str:
-    """What to do about a key that is no argument of the class so far, because files stand in a wrong order.
+    """What to do about a key that does not fit the class so far, because files stand in a wrong order.
 
     Args:
         message: what is wrong with a file.
@@ -105,15 +105,23 @@ def advice_on_order(message: str, files: Sequence[str], wrong: int, before: Sequ
         A sentence with a space before it; empty where the order is not to blame.
     """
     found = _NOT_OF_CLASS.match(message)
-    if not found or _names_class(files[wrong], found["owner"]):
-        return ""
-    naming = [number for number, file in enumerate(files) if _names_class(file, found["owner"])]
-    if later := [files[number] for number in naming if number > wrong]:
-        return f" A file goes over what stands before it: give {later[0]}, which names a class, first."
-    option = f"--{found['owner'].partition('.')[0]}"
-    if naming or any(argument.startswith(option) for argument in before):
-        return ""
-    return " It names no class, and goes over what stands before it: give a file that names one first."
+    key = found["key"] if found else ""
+    # The key may be of a part, such as a credit, whose place only the class around it has.
+    owners = [key[: place.start()] for place in re.finditer(r"\.init_args\.", key)]
+    unnamed = [owner for owner in owners if not _names_class(files[wrong], owner)]
+    for owner in unnamed:
+        for later in files[wrong + 1 :]:
+            if _names_class(later, owner):
+                return f" A file goes over what stands before it: give {later}, which names a class, first."
+    for owner in unnamed:
+        named = any(_names_class(file, owner) for file in files)
+        option = f"--{owner.partition('.')[0]}"
+        if not named and not any(argument.startswith(option) for argument in before):
+            return (
+                f" It names no class of {owner}, and goes over what stands before it: give a file that "
+                f"names one first."
+            )
+    return ""
 
 
 def _names_class(file: str, owner: str) -> bool:

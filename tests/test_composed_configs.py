@@ -10,6 +10,7 @@ import pytest
 
 from lightning_mtrl.algorithms import ITPO
 from lightning_mtrl.config import RunConfig
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.parsing import build_algorithm, build_environment, load_config
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -49,6 +50,19 @@ def itpo_of(config: RunConfig) -> ITPO:
     algorithm = build_algorithm(config)
     assert isinstance(algorithm, ITPO)
     return algorithm
+
+
+@pytest.mark.parametrize("part", [*(f"credit/{c}" for c in CREDITS), *(f"advantage/{a}" for a in ADVANTAGES)])
+def test_a_part_before_the_file_of_its_algorithm_is_told_to_come_after_it(part: str) -> None:
+    file, algorithm = CONFIGS / f"{part}.yaml", CONFIGS / "itpo.yaml"
+    with pytest.raises(UserError) as told:
+        load_config(file, algorithm)
+    assert str(told.value).startswith(f"{file}: algorithm.init_args.")
+    assert str(told.value).endswith(f"give {algorithm}, which names a class, first.")
+    with pytest.raises(
+        UserError, match=r"names no class of algorithm, .* give a file that names one first\."
+    ):
+        load_config(file)
 
 
 @pytest.mark.slow  # half a second for each of the fifty compositions
