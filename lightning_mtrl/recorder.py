@@ -186,7 +186,8 @@ class Recorder:
         self.summary.put(row)
         self.summary.seconds += sum(seconds.values())
         self.processes.first(self.summary.write)
-        self.say(policy_line(row, self.summary.optimum_success_rate))
+        without = validation.without_outcome if validation is not None else 0
+        self.say(policy_line(row, self.summary.optimum_success_rate, without))
 
     def _llm_used(self) -> Usage:
         """What users and judges played by language models have used since the last time, in all processes."""

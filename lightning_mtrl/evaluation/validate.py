@@ -29,8 +29,8 @@ class Validation:
         conversations: number of conversations measured.
         turns: mean number of responses.
         tokens: mean number of sampled tokens.
-        truncated: conversations that a limit cut off; they count as no success, so that a policy cannot look
-            better by stalling.
+        truncated: conversations that a limit cut off; where this left no outcome they count as no success, so
+            that a policy cannot look better by stalling.
         dropped: conversations whose environment failed, by cause; they count nowhere.
         returns: discounted return of each conversation, in order of their seeds.
         samples: the conversations.
@@ -47,6 +47,11 @@ class Validation:
     dropped: dict[str, int]
     returns: list[float] = field(repr=False)
     samples: list[Conversation] = field(repr=False)
+
+    @property
+    def without_outcome(self) -> int:
+        """Conversations that were cut off before an outcome, and so count as no success."""
+        return sum(c.outcome is None for c in self.samples)
 
     def row(self) -> dict[str, Any]:
         """The figures by their names in `summary.json`."""

@@ -15,7 +15,7 @@ from lightning_mtrl.counting import counted
 
 
 class CollectionProgress:
-    """A bar with conversations per second and the mean outcome so far.
+    """A bar with conversations per second and the mean outcome so far, of those that have one.
 
     Where the output is no terminal it is one plain line at the end, and nothing when `shown` is False.
 
@@ -79,5 +79,15 @@ class CollectionProgress:
     def _facts(self) -> str:
         rate = self._done / max(time.perf_counter() - self._started, 1e-9)
         known = len(self._outcomes)
-        mean = f"mean outcome {sum(self._outcomes) / known:z.3f}" if known else "no outcome yet"
-        return f"{rate:.1f}/s, {mean}" + (f", {self._dropped} dropped" if self._dropped else "")
+        without = self._done - self._dropped - known
+        facts = [f"{rate:.1f}/s"]
+        if known:
+            of = f" of {known}" if without else ""
+            facts.append(f"mean outcome {sum(self._outcomes) / known:z.3f}{of}")
+        elif not without:
+            facts.append("no outcome yet")
+        if without:
+            facts.append(f"{without} cut off without an outcome")
+        if self._dropped:
+            facts.append(f"{self._dropped} dropped")
+        return ", ".join(facts)

@@ -30,12 +30,13 @@ def mismatch_line(measured: Mapping[str, float]) -> str:
     )
 
 
-def policy_line(row: Mapping[str, Any], optimum: float | None) -> str:
+def policy_line(row: Mapping[str, Any], optimum: float | None, without_outcome: int = 0) -> str:
     """What a policy's row of the summary says.
 
     Args:
         row: of the policy.
         optimum: success rate of the best agent; None where unknown.
+        without_outcome: conversations of the row that were cut off before an outcome.
     """
     best = f" of {optimum:.3f} possible" if optimum is not None else ""
     step = "" if row["accepted"] is None else f"; step {'taken' if row['accepted'] else 'not taken'}"
@@ -45,8 +46,10 @@ def policy_line(row: Mapping[str, Any], optimum: float | None) -> str:
     measured = "not measured yet"
     if row["success_rate"] is not None:
         low, high = row["success_rate_interval"]
+        cut_off = f" ({without_outcome} of {row['conversations']} cut off without an outcome: no success)"
         measured = (
-            f"success rate {row['success_rate']:.3f} [{low:.3f}, {high:.3f}]{best}, "
+            f"success rate {row['success_rate']:.3f} [{low:.3f}, {high:.3f}]{best}"
+            f"{cut_off if without_outcome else ''}, "
             f"return {row['mean_return']:z.3f}, {row['turns']:.1f} turns"
         )
     return (

@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lightning_mtrl.conversation import Conversation, Message
 from lightning_mtrl.environments.protocol import Environment, Observation, Transition
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.evaluation.validate import figures_of
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.environment_calls import PendingCalls
@@ -27,6 +28,7 @@ from lightning_mtrl.rollouts.policy_server import PolicyServer
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.results import Rollouts, Share, TooManyFailures
 from lightning_mtrl.rollouts.sampling import SamplingConfig
+from lightning_mtrl.runs.texts import policy_line
 
 PAD, END, USER, BOT, SYSTEM = range(5)
 
@@ -576,6 +578,42 @@ def test_progress_is_one_line_where_the_output_is_no_terminal(shown: bool, lines
     if lines:
         assert "collect p: 3 conversations" in written.getvalue()
         assert "mean outcome 0.500, 1 dropped" in written.getvalue()
+
+
+class OftenCutOff(Dialogue):
+    """Of three conversations one is won, one is lost, and one is cut off before it is either."""
+
+    def reset(self, seed: int) -> Observation:
+        self.kind = seed % 3
+        return super().reset(seed)
+
+    def step(self, response: str | None) -> Transition:
+        if self.kind == 2:
+            return Transition("5 6", truncated=True)
+        return Transition("5 6", reward=float(self.kind), terminated=True)
+
+
+def test_the_lines_of_a_validation_say_of_how_many_they_speak(capsys: pytest.CaptureFixture[str]) -> None:
+    collector = _collector(OftenCutOff(), show_progress=True, task="validate")
+    rollouts = collector.collect(_model(), conversations=30, seed=0, policy="p")
+    lost, won, cut_off = (sum(c.seed % 3 == kind for c in rollouts.conversations) for kind in range(3))
+    assert min(lost, won, cut_off) > 0
+    said = capsys.readouterr().err
+    assert said.endswith(
+        f"mean outcome {won / (won + lost):.3f} of {won + lost}, {cut_off} cut off without an outcome\n"
+    )
+    found = figures_of(rollouts.conversations, 1.0, rollouts.truncated, rollouts.dropped)
+    row = {**found.row(), "iteration": 0, "accepted": None, "kl": None, "seconds": {}}
+    line = policy_line(row, None, found.without_outcome)
+    assert line.startswith(f"policy 0: success rate {won / 30:.3f} [")
+    assert f"] ({cut_off} of 30 cut off without an outcome: no success), return" in line
+
+
+def test_progress_tells_no_outcome_yet_from_none_at_all() -> None:
+    with CollectionProgress("p", 3, False) as progress:
+        assert progress._facts().endswith("/s, no outcome yet")
+        progress.finish(None)
+        assert progress._facts().endswith("/s, 1 cut off without an outcome")
 
 
 def test_progress_is_a_bar_on_a_terminal() -> None:

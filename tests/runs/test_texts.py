@@ -28,6 +28,7 @@ def _row(**fields: Any) -> dict[str, Any]:
         "success_rate": 0.25,
         "success_rate_interval": [0.1, 0.4],
         "mean_return": 0.5,
+        "conversations": 20,
         "turns": 2.0,
         "accepted": True,
         "kl": 0.25,
