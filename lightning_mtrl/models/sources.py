@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.hub import OutOfReach, is_only_cached
+from lightning_mtrl.models.stored import expect_whole
 
 EXPECTED = "'tiny', the id of a model on the Hugging Face Hub, a folder with config.json, or a .gguf file"
 # A name that begins like this is never looked for on the Hub, which takes a minute where it is out of reach.
@@ -47,7 +48,7 @@ def found(name: str, path: Path, gguf_file: str | None, trust_remote_code: bool)
     """Look at what is on the disk; anything else is taken for a Hub id.
 
     Raises:
-        UserError: if nothing is there, or the Hub cannot be asked.
+        UserError: if nothing is there, its weights are broken, or the Hub cannot be asked.
     """
     if path.is_file() and path.suffix == ".gguf":
         return Source(name, str(path.parent), path.name, trust_remote_code)
@@ -56,6 +57,8 @@ def found(name: str, path: Path, gguf_file: str | None, trust_remote_code: bool)
         if not wanted.is_file():
             key = f"model.gguf_file is {gguf_file!r}" if gguf_file else f"model.name is {name!r}"
             raise UserError(f"{key}, but there is no file {wanted}. model.name must be {EXPECTED}.")
+        if gguf_file is None:
+            expect_whole(path)
         return Source(name, str(path), gguf_file, trust_remote_code)
     is_path = path.is_absolute() or name.startswith(_LOCAL) or name.count("/") > 1
     if path.is_file() or is_path or path.suffix == ".gguf":
@@ -74,12 +77,13 @@ def found(name: str, path: Path, gguf_file: str | None, trust_remote_code: bool)
 
 
 def expect_adapter(adapter: str) -> None:
-    """Refuse an adapter that is nothing on this machine where the Hub cannot be asked for it.
+    """Refuse an adapter that is broken, or nothing on this machine where the Hub cannot be asked for it.
 
     Raises:
         UserError: if it is so.
     """
     if Path(adapter).exists():
+        expect_whole(Path(adapter))
         return
     try:
         is_only_cached(adapter, "adapter_config.json")

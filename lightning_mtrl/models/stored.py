@@ -1,13 +1,32 @@
-"""Weights that were stored, put back into a model."""
+"""Weights that were stored: whether their files are whole, and how they are put back into a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lightning_mtrl.errors import UserError
+
+
+def expect_whole(folder: Path) -> None:
+    """Refuse a model or an adapter whose file of weights was cut off or is none; headers are read alone.
+
+    Raises:
+        UserError: if it has such a file; it names the file.
+    """
+    for file in sorted(folder.glob("*model*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(
+                f"{file} is broken ({error}), but a whole safetensors file was expected. Download, copy or "
+                f"save it again."
+            ) from error
 
 
 @torch.no_grad()
