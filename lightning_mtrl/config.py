@@ -235,7 +235,7 @@ class ValidationConfig:
     sample_conversations: int = 4
 
     def __post_init__(self) -> None:
-        expect_at_least("validation.conversations", self.conversations, 1, 256)
+        expect_in(COUNT, "validation.conversations", self.conversations)
         expect_in(SEED, "validation.seed", self.seed)
         expect_in(HEAT, "validation.temperature", self.temperature)
         expect_at_least("validation.sample_conversations", self.sample_conversations, 0, 4)

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,7 +14,7 @@ from jsonargparse import ArgumentParser
 
 _KEY = re.compile(r'^Parser key "(?P<key>[^"]+)":\s*(?P<detail>.*)$', re.DOTALL)
 _CLASS = re.compile(r"^Problem with given class_path '(?P<path>[^']+)':\s*(?P<detail>.*)$", re.DOTALL)
-_TYPE = re.compile(r"^Expected an? (?P<kind>.+?)(?:\. Got value: (?P<value>.*))?$", re.DOTALL)
+_TYPE = re.compile(r"^Expected an? (?P<kind>.+?)(?:\. Got value:\s*(?P<value>.*))?$", re.DOTALL)
 _OPTION = re.compile(r"^(?:Group '(?P<group>[^']+)' does not accept o|O)ption '(?P<key>[^']+)'")
 _RESTRICTED = re.compile(r"^Not of type (?P<kind>\w+): ")
 _REQUIRED = re.compile(r"^the following arguments are required: (?P<keys>.+)$")
@@ -29,6 +30,9 @@ _UNTYPED = re.compile(
 )
 _ABSTRACT = re.compile(r"^Expected an instantiatable class, but ")
 _OF_CLASS = re.compile(r" is not an argument of | There are: | \(an argument of ")
+_NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)|nan")
+_WHOLE = re.compile(r"-?\d+(?:\.0|e\+?\d\d?)")
+_WORDS = {"None": "null", "True": "true", "False": "false"}
 _UNION = "Does not validate against any of the Union subtypes"
 
 
@@ -109,8 +113,8 @@ def _told(key: str, detail: str, parser: ArgumentParser) -> str:
         options = " and ".join(f"--{key}" for key in match["keys"].split(", "))
         return f"{options} must be given; --help describes the options."
     if match := _TYPE.match(detail):
-        value = f"is {_shown(match['value'])}" if match["value"] else "does not fit"
-        return f"{key} {value}, but {_kind(match['kind'])} was expected."
+        value = "does not fit" if match["value"] is None else f"is {_shown(match['value'])}"
+        return f"{key} {value}, but {_expected([match['kind']], match['value'])} was expected."
     said = " ".join(detail.split())
     return f"{key}: {said}" if key else said
 
@@ -158,7 +162,7 @@ def _told_of_union(key: str, detail: str, parser: ArgumentParser) -> str:
     matches = [_TYPE.match(entry) or _RESTRICTED.match(entry) for entry in entries]
     kinds = [match["kind"] for match in matches if match]
     if len(kinds) == len(entries):
-        return f"{key} is {value}, but {' or '.join(dict.fromkeys(map(_kind, kinds)))} was expected."
+        return f"{key} is {value}, but {_expected(kinds, text)} was expected."
     return f"{key} is {value}, which does not fit: {'; '.join(dict.fromkeys(entries))}."
 
 
@@ -253,6 +257,18 @@ _KINDS = {
 }
 
 
+def _expected(kinds: Iterable[str], value: str | None) -> str:
+    """What was expected in place of a value, with a whole number that came in another form written out.
+
+    >>> _expected(["int", "NoneType"], "1e3"), _expected(["int"], "2.0"), _expected(["int"], "2.5")
+    ('a whole number or null (written 1000)', 'a whole number (written 2)', 'a whole number')
+    """
+    expected, text = " or ".join(dict.fromkeys(map(_kind, kinds))), (value or "").strip()
+    if expected.startswith("a whole number") and _WHOLE.fullmatch(text):
+        return f"{expected} (written {int(Decimal(text))})"
+    return expected
+
+
 def _kind(kind: str) -> str:
     if choices := re.search(r"Literal\[(.+)\]", kind):
         listed = choices[1].split(", ")
@@ -262,9 +278,13 @@ def _kind(kind: str) -> str:
 
 
 def _shown(value: str) -> str:
-    """A value as a configuration file has it; the parser shows null in Python's words."""
+    """A value as a configuration file has it; the parser shows some in Python's words.
+
+    >>> [_shown(text) for text in ("None", "True", "1e+20", "few", "")]
+    ['null', 'true', '1e+20', "'few'", "''"]
+    """
     text = value.strip()
-    return "null" if text == "None" else repr(text)
+    return _WORDS.get(text) or (text if _NUMBER.fullmatch(text) else repr(text))
 
 
 def _joined(outer: str, inner: str) -> str:

@@ -28,7 +28,7 @@ TOP_K = Range(lambda value: value >= 0, "a whole number >= 0 (0 keeps every toke
 TOP_P = Range(lambda value: 0 < value <= 1, "a number in (0, 1] (1 keeps every token)", 1.0)
 MIN_P = Range(lambda value: 0 <= value < 1, "a number in [0, 1) (0 keeps every token)", 0.0)
 SHARE = Range(lambda value: 0 <= value <= 1, "a share between 0 and 1", 0.2)
-COUNT = Range(lambda value: value >= 1, "a whole number of at least 1", 32)
+COUNT = Range(lambda value: 1 <= value < 2**31, "a whole number of at least 1 and at most 2147483647", 32)
 SEED = Range(lambda value: 0 <= value < 2**32, "a whole number from 0 to 4294967295", 0)
 # The rest would be nothing new to learn from, or nothing to measure with.
 PART = Range(lambda value: 0 <= value < 1, "at least 0 and below 1", 0.2)

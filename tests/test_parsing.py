@@ -252,7 +252,22 @@ def test_a_run_is_named_after_its_last_file_or_its_classes(tmp_path: Path) -> No
     [
         (["--data.batch_size", "0"], ["data.batch_size is 0", "at least 1"]),
         (["--data.batch_size", "x"], ["data.batch_size is 'x'", "a whole number"]),
-        (["--seed", "1.5"], ["seed is '1.5'", "a whole number"]),
+        (["--seed", "1.5"], ["seed is 1.5, but a whole number was expected."]),
+        (
+            ["--data.conversations", "1e12"],
+            ["conversations is 1000000000000.0, but a whole number (written 1000000000000) was expected."],
+        ),
+        (["--data.conversations", "1e400"], ["data.conversations is inf, but a whole number was expected."]),
+        (["--data.conversations", "nan"], ["data.conversations is nan, but a whole number was expected."]),
+        (["--data.conversations", "-1"], ["data.conversations is -1, but it must be a whole number of at"]),
+        (
+            ["--data.conversations", "9" * 20],
+            [f"data.conversations is {'9' * 20}, but it", "at most 2147483647"],
+        ),
+        (["--data.conversations", ""], ["data.conversations is '', but a whole number was expected."]),
+        (["--data.conversations", "true"], ["data.conversations is true, but a whole number was expected."]),
+        (["--validation.conversations", "9" * 20], [f"is {'9' * 20}, but it", "at most 2147483647"]),
+        (["--model.context_length", "1e3"], ["is 1e3, but a whole number or null (written 1000) was"]),
         (["--model.context_length", "x"], ["model.context_length is 'x'", "a whole number or null"]),
         (["--model.fine_tuning", "loro"], ["model.fine_tuning is 'loro'", "one of 'lora', 'full'"]),
         (["--model.lora_targets", "most"], ["model.lora_targets is 'most'", "'all-linear' or a list"]),

@@ -179,9 +179,9 @@ def test_pi_0_is_listed_once_where_it_has_a_checkpoint_too(
         (["validate"], "--run must be given"),
         (
             ["validate", "--run=run", "--conversations=0"],
-            "error: --conversations is '0', but a whole number",
+            "error: --conversations is 0, but a whole number",
         ),
-        (["validate", "--run=run", "--iteration=-1"], "error: --iteration is '-1'"),
+        (["validate", "--run=run", "--iteration=-1"], "error: --iteration is -1"),
         (["collect", "--run=run", "--output=x.jsonl", "--conversations=x"], "error: --conversations is 'x'"),
         (["collect", "--config=run/config.yaml", "--output=x.jsonl", "--conversations=x"], "error: --conve"),
         (["validate", "--run=run", f"--seed={2**32}"], "a whole number from 0 to 4294967295 or null was"),
