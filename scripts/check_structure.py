@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "config",
         "serving_config",
         "config_files",
+        "idle_keys",
         "class_lookup",
         "class_options",
         "command_line",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.idle_keys import Idle
 from lightning_mtrl.modules.workload import Extent, Pass, Sampling, module_passes
 from lightning_mtrl.processes import Processes
 
@@ -122,6 +123,10 @@ class Algorithm(ABC):
     def returns(self) -> tuple[float, float] | None:
         """Range of the returns that it can learn from; None for any."""
         return None
+
+    def idle(self) -> list[Idle]:
+        """Its settings that have no effect beside others; `fit` says so of those that somebody gave."""
+        return []
 
     @abstractmethod
     def setup(self, context: Context) -> None:

@@ -11,7 +11,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lightning_mtrl import objectives
+from lightning_mtrl.algorithms.conversation_estimators import ConversationEstimator
 from lightning_mtrl.algorithms.ranges import expect
+from lightning_mtrl.idle_keys import Idle
 
 
 class AdvantageEstimator(ABC):
@@ -95,3 +97,19 @@ class GRPO(AdvantageEstimator):
             objectives.grpo_advantages(total, group, divide_by_std=self.divide_by_std)[:, None] * mask
         )
         return advantages, total[:, None] * mask
+
+
+def idle_of_values(
+    key: str, settings: object, estimator: AdvantageEstimator | ConversationEstimator
+) -> list[Idle]:
+    """The settings of a value head, where an estimator needs none.
+
+    Args:
+        key: of the settings in a configuration.
+        settings: a dataclass with those of a value head among them.
+        estimator: of responses or of whole conversations.
+    """
+    if estimator.needs_values:
+        return []
+    names = ("value_role", "value_learning_rate", "value_clip_range")
+    return [Idle(key, settings, names, f"{type(estimator).__name__} needs no value head")]

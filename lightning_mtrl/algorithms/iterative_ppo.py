@@ -22,7 +22,7 @@ from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Sign
 from lightning_mtrl.algorithms.coverage import coverage
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs, critic_passes, predict
 from lightning_mtrl.algorithms.diagnostics import describe_critic, diagnose
-from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator
+from lightning_mtrl.algorithms.estimators import GAE, GRPO, RLOO, AdvantageEstimator, idle_of_values
 from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
 from lightning_mtrl.algorithms.off_policy_targets import fit_targets, off_policy_passes
 from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, why_untrusted
@@ -32,6 +32,7 @@ from lightning_mtrl.algorithms.round_passes import round_passes
 from lightning_mtrl.algorithms.stepping import Stepper
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.figures import calibration_figure
+from lightning_mtrl.idle_keys import Idle
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.q_critic import QCritic
@@ -85,6 +86,10 @@ class IterativePPO(Algorithm):
     def returns(self) -> tuple[float, float] | None:
         """Range of the returns that the critic's loss is for."""
         return q_loss(self.evaluation.loss).returns
+
+    def idle(self) -> list[Idle]:
+        """Settings of a value head that there is none of."""
+        return idle_of_values("algorithm.init_args.improvement", self.improvement, self.estimator)
 
     def setup(self, context: Context) -> None:
         """Create critic, policy, value head and the reference role (a frozen copy of pi_i)."""

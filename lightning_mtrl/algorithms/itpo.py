@@ -24,6 +24,7 @@ from lightning_mtrl import objectives, ranges
 from lightning_mtrl.algorithms.agreement import BehaviourCheck
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
 from lightning_mtrl.algorithms.conversation_estimators import RLOO, ConversationEstimator
+from lightning_mtrl.algorithms.estimators import idle_of_values
 from lightning_mtrl.algorithms.fresh import CreditedRollouts, credited, fresh_rollouts
 from lightning_mtrl.algorithms.itpo_config import ITPOConfig
 from lightning_mtrl.algorithms.mixing import mixed_advantages, reward_streams, rewarded
@@ -39,6 +40,7 @@ from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import CreditAssigner
 from lightning_mtrl.credit.prm_config import PRMConfig
+from lightning_mtrl.idle_keys import Idle
 from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.surrogate import MEAN_OVER
@@ -77,6 +79,15 @@ class ITPO(Algorithm):
     ) -> None:
         self.credit, self.estimator, self.settings = credit or _norm_itpo(), estimator or RLOO(), settings
         self.credit.prm = prm
+
+    def idle(self) -> list[Idle]:
+        """Settings of a value head or an implicit PRM that there is none of."""
+        found = idle_of_values("algorithm.init_args.settings", self.settings, self.estimator)
+        if not self.credit.has_prm:
+            names = [f.name for f in fields(PRMConfig)]
+            why = f"{type(self.credit).__name__} has no implicit PRM"
+            found.append(Idle("algorithm.init_args.prm", self.credit.prm, names, why))
+        return found
 
     def setup(self, context: Context) -> None:
         """Create policy, pi_0 (a frozen copy of it), value head, and what the credit assigner needs.

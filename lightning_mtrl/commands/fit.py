@@ -8,6 +8,7 @@ With --plan nothing runs: the memory that the run would take is printed, found o
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -21,7 +22,8 @@ from lightning_mtrl.command_line import option_values, refuse_empty_paths
 from lightning_mtrl.command_paths import expect_writable
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.parsing import ParsedRun, load_config, parse_run, to_yaml
+from lightning_mtrl.idle_keys import idle_keys
+from lightning_mtrl.parsing import ParsedRun, build_algorithm, load_config, parse_run, to_yaml
 from lightning_mtrl.runs.atomic import write_text
 from lightning_mtrl.runs.folder import RunFolder
 from lightning_mtrl.runs.writer import only_writer
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from lightning_mtrl.processes import Processes
 
 _CHANGEABLE = ("loop", "fabric")
+
+_logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     elif folder is not None:
         _resume(parsed.config, folder)
     else:
-        _start(parsed.config, parsed.name)
+        _start(parsed, arguments)
 
 
 def _add_options(parser: ArgumentParser) -> None:
@@ -72,16 +76,18 @@ def _plan(parsed: ParsedRun) -> None:
         show(plan)
 
 
-def _start(config: RunConfig, name: str) -> None:
+def _start(parsed: ParsedRun, arguments: Sequence[str]) -> None:
+    config = parsed.config
     if config.run_dir is not None:
         expect_writable("run_dir", Path(config.run_dir))
     from lightning_mtrl.launching import launch
 
     processes = launch(config.fabric)
     processes.first(lambda: _expect_ready(config))
+    processes.first(lambda: _say_what_is_idle(config, arguments))
     # A run that is repeated from its config.yaml gets a folder of its own.
     text = to_yaml(replace(config, run_dir=None))
-    folder = processes.first(lambda: RunFolder.create(text, config.run_dir, name))
+    folder = processes.first(lambda: RunFolder.create(text, config.run_dir, parsed.name))
     _tell(f"Run folder: {folder.path}", processes)
     with _only_writer(folder, processes):
         _run(config, folder, processes)
@@ -113,6 +119,11 @@ def _expect_ready(config: RunConfig, resumed: RunFolder | None = None) -> None:
             return
         expect_earlier(config, resumed)
     expect_ready(config, "fit")
+
+
+def _say_what_is_idle(config: RunConfig, arguments: Sequence[str]) -> None:
+    for told in idle_keys(config.model, build_algorithm(config).idle(), arguments):
+        _logger.warning("%s", told)
 
 
 @contextmanager

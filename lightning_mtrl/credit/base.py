@@ -51,9 +51,11 @@ class CreditAssigner(ABC):
     """From the rollouts of one iteration to rewards.
 
     Attributes:
+        has_prm: it trains an implicit PRM.
         prm: how an implicit PRM learns, for assigners that have one; the algorithm sets it before `setup`.
     """
 
+    has_prm: bool = False
     prm: PRMConfig = PRMConfig()
 
     def setup(self, context: Context) -> None:

@@ -51,6 +51,8 @@ class ImplicitCredit(CreditAssigner):
         drop_last_token: as in the released code, the reward of a conversation's last sampled token is 0.
     """
 
+    has_prm = True
+
     def __init__(self, prescale: Prescale = "none", drop_last_token: bool = False) -> None:
         self.drop_last_token = drop_last_token
         self.prescale = PRESCALES[prescale]

@@ -14,6 +14,7 @@ import pytest
 from lightning_mtrl import environments
 from lightning_mtrl.environments.suggested_response import SuggestedResponse
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.idle_keys import Idle
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class ImprovementConfig:
 
 class Algorithm:
     """The base class."""
+
+    def idle(self) -> list[Idle]:
+        """None of its settings."""
+        return []
 
 
 class IterativePPO(Algorithm):
