@@ -51,7 +51,7 @@ class CreditAssigner(ABC):
     """From the rollouts of one iteration to rewards.
 
     Attributes:
-        has_prm: it trains an implicit PRM.
+        has_prm: it has an implicit PRM, so that `prm` counts; else `fit` says that a changed one does not.
         prm: how an implicit PRM learns, for assigners that have one; the algorithm sets it before `setup`.
     """
 
