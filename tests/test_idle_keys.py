@@ -27,6 +27,7 @@ def test_each_key_that_was_changed_and_has_no_effect_is_told_with_its_reason(tmp
     file.write_text(
         f"""
 model: {{fine_tuning: full, lora_rank: 8, lora_alpha: 32.0}}
+data: {{group_size: 8}}
 algorithm:
   class_path: ITPO
   init_args:
