@@ -41,13 +41,14 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: if it is no Parquet file.
     """
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetsError
+    # Directly, and not through datasets, which imports torch to read a file.
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
 
     try:
-        # Streaming copies nothing into a cache, and takes a file without rows.
-        rows = list(load_dataset("parquet", data_files=str(path), split="train", streaming=True))
-    except (DatasetsError, ValueError, OSError) as error:
+        with ParquetFile(path) as file:
+            rows = file.read().to_pylist()
+    except (ArrowException, ValueError, OSError) as error:
         raise UserError(
             f"{path} could not be read as Parquet ({error}); one row for each conversation was expected."
         ) from error
