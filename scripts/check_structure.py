@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("commands",),
     (
-        *("loop", "recorder", "planning", "assembly", "launching", "parsing"),
+        *("loop", "recorder", "planning", "report", "assembly", "launching", "parsing"),
         *("command_paths", "batch_online", "restoring", "command_logs", "readiness", "watching"),
     ),
     ("algorithms", "credit"),

@@ -79,7 +79,7 @@ class RunFolder:
     @property
     def is_new(self) -> bool:
         """Whether no process has worked in the folder since it was made."""
-        made = {self.config.name, self.checkpoints.name}
+        made = {self.config.name, self.checkpoints.name, self.report.name}
         return all(path.name in made for path in self.path.glob("*"))
 
     @property
@@ -116,6 +116,11 @@ class RunFolder:
     def figures(self) -> Path:
         """The folder of what was drawn at the end of the run."""
         return self.path / "figures"
+
+    @property
+    def report(self) -> Path:
+        """The page that `report` makes of the run; no process that trains writes or reads it."""
+        return self.path / "report.html"
 
     def rollouts(self, iteration: int, file_format: str = "parquet") -> Path:
         """The conversations of an iteration; `file_format` is "parquet" or "jsonl"."""
