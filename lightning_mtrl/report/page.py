@@ -113,10 +113,6 @@ def _content(run: RunRecord) -> dict[str, Any]:
         "samples": _samples(run.stored),
         "images": {name.replace("_", " "): b64encode(data).decode() for name, data in run.figures.items()},
         "differing": settings.differing(config),
-        "classes": {
-            key: (settings.class_name(config, key), settings.arguments(config, key))
-            for key in ("environment", "algorithm")
-        },
         "config": run.config_text,
     }
 

@@ -1,4 +1,4 @@
-"""The configuration of a run as rows: what differs from the defaults, and the arguments of its classes."""
+"""The configuration of a run as rows: what differs from the defaults."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lightning_mtrl.class_lookup import CLASS_KEYS
 from lightning_mtrl.config import RunConfig
+from lightning_mtrl.report.class_defaults import class_defaults
 
-_ELSEWHERE = {"run_dir", *CLASS_KEYS}
+_UNKNOWN = object()  # in the place of a default
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Setting:
     Attributes:
         key: with dots.
         value: as text.
-        default: as text; empty for a key that this version does not know, and for arguments of classes.
+        default: as text; empty where it is not known, as of a class that is not of this package.
     """
 
     key: str
@@ -29,17 +29,13 @@ class Setting:
 
 
 def differing(config: Mapping[str, Any]) -> list[Setting]:
-    """The keys whose value is not the default, without the environment and the algorithm.
+    """The keys whose value is not the default; of an argument of a class, that of its own constructor.
 
     >>> differing({"seed": 3, "data": {"rows": 256}})
     [Setting(key='seed', value='3', default='0')]
     """
-    defaults = dict(_leaves(asdict(RunConfig())))
-    return [
-        Setting(key, _text(value), _text(defaults[key]) if key in defaults else "")
-        for key, value in _leaves(config)
-        if key.partition(".")[0] not in _ELSEWHERE and not (key in defaults and value == defaults[key])
-    ]
+    given = {key: value for key, value in config.items() if key != "run_dir"}
+    return list(_compared(given, asdict(RunConfig()), ""))
 
 
 def class_name(config: Mapping[str, Any], key: str) -> str:
@@ -48,27 +44,28 @@ def class_name(config: Mapping[str, Any], key: str) -> str:
     >>> class_name({"algorithm": {"class_path": "lightning_mtrl.algorithms.ITPO"}}, "algorithm")
     'ITPO'
     """
-    return str(config.get(key, {}).get("class_path", "")).rpartition(".")[2]
+    return _named(config.get(key))
 
 
-def arguments(config: Mapping[str, Any], key: str) -> list[Setting]:
-    """The arguments of the environment or the algorithm, those of classes among them included."""
-    given = config.get(key, {}).get("init_args") or {}
-    return [Setting(name, _text(value)) for name, value in _leaves(given)]
+def _compared(given: Any, default: Any, key: str) -> Iterator[Setting]:
+    if isinstance(given, Mapping) and "class_path" in given:
+        usual = default if default is _UNKNOWN or default is None else _named(default)
+        yield from _compared(_named(given), usual, key)
+        path = str(given["class_path"])
+        yield from _compared(given.get("init_args") or {}, class_defaults(path), key)
+    elif isinstance(given, Mapping):
+        known = default if isinstance(default, Mapping) else {}
+        for name, inner in given.items():
+            yield from _compared(inner, known.get(name, _UNKNOWN), f"{key}.{name}" if key else str(name))
+    elif default is _UNKNOWN:
+        yield Setting(key, _text(given))
+    elif given != default:
+        yield Setting(key, _text(given), _text(default))
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Single values with their keys; a class is its name, and its arguments follow."""
-    if not isinstance(value, Mapping) or not value:
-        yield key, value
-        return
-    if "class_path" in value:
-        yield key, str(value["class_path"]).rpartition(".")[2]
-        value = value.get("init_args") or {}
-        if not value:
-            return
-    for name, inner in value.items():
-        yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+def _named(part: Any) -> str:
+    """Name of the class of a part, without its path."""
+    return str(part.get("class_path", "")).rpartition(".")[2] if isinstance(part, Mapping) else ""
 
 
 def _text(value: Any) -> str:

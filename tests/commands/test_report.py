@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import os
 import re
@@ -9,15 +10,19 @@ import subprocess
 import sys
 from collections import Counter
 from html.parser import HTMLParser
+from inspect import Parameter, isabstract, signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from jsonargparse import ArgumentParser
 from small_runs import small_run
 
 from lightning_mtrl import cli
 from lightning_mtrl.conversation import Conversation, Message, Turn
 from lightning_mtrl.report.samples import chosen
+from lightning_mtrl.report.settings import differing
 from lightning_mtrl.rollouts.logs import write_conversations
 from lightning_mtrl.runs.folder import RunFolder
 from lightning_mtrl.runs.writer import only_writer
@@ -239,7 +244,57 @@ def test_only_keys_that_differ_come_first(finished: Path, tmp_path: Path) -> Non
     assert [text for text in texts[place + 1 :] if text][:2] == ["32", "512"]
     assert "data.temperature" not in texts
     assert any("temperature: 1.0" in text for text in texts), "the whole configuration folds out"
-    assert "improvement.accept" in texts
+    place = texts.index("algorithm.improvement.accept")
+    assert [text for text in texts[place + 1 :] if text][:2] == ["always", "improved_only"]
+
+
+def exported(package: ModuleType) -> list[type]:
+    """The classes of a package that a configuration can name, and that need no argument."""
+    found = [getattr(package, name) for name in package.__all__]
+    classes = [one for one in found if isinstance(one, type) and not isabstract(one)]
+    plain = [one for one in classes if Parameter.empty not in defaults_of(one)]
+    return [one for one in plain if hasattr(one, "reset") or not hasattr(one, "step")]
+
+
+def defaults_of(found: type) -> list[Any]:
+    kinds = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
+    return [one.default for one in signature(found).parameters.values() if one.kind not in kinds]
+
+
+@pytest.mark.parametrize("package", ["algorithms", "credit", "environments"])
+def test_a_class_with_the_defaults_of_its_constructor_differs_in_nothing(package: str) -> None:
+    classes = exported(importlib.import_module(f"lightning_mtrl.{package}"))
+    assert len(classes) >= 3
+    for found in classes:
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(found, "made", fail_untyped=False)
+        defaults = json.loads(parser.dump(parser.get_defaults(), format="json", skip_unset=False))
+        part = {
+            "class_path": f"{found.__module__}.{found.__qualname__}",
+            "init_args": defaults.get("made", {}),
+        }
+        assert [setting.key for setting in differing({"part": part})] == ["part"], found
+
+
+def test_of_a_class_among_the_arguments_its_own_defaults_count() -> None:
+    credit = {"class_path": "lightning_mtrl.credit.NormITPO", "init_args": {"eta": 0.4, "aggregate": "mean"}}
+    given = {"credit": credit, "estimator": {"class_path": "lightning_mtrl.algorithms.RLOO"}}
+    part = {"class_path": "lightning_mtrl.algorithms.ITPO", "init_args": given}
+    assert [(one.key, one.value, one.default) for one in differing({"algorithm": part})] == [
+        ("algorithm", "ITPO", "IterativePPO"),
+        ("algorithm.credit", "NormITPO", "null"),
+        ("algorithm.credit.aggregate", "mean", "sum"),
+        ("algorithm.estimator", "RLOO", "null"),
+    ]
+
+
+def test_a_class_of_somebody_else_shows_all_its_arguments() -> None:
+    part = {"class_path": "my.Own", "init_args": {"speed": 1, "inner": {"class_path": "my.Inner"}}}
+    assert [(one.key, one.value, one.default) for one in differing({"environment": part})] == [
+        ("environment", "Own", "SuggestedResponse"),
+        ("environment.speed", "1", ""),
+        ("environment.inner", "Inner", ""),
+    ]
 
 
 def talk(name: str, outcome: float | None, turns: int = 1, explored: bool = False) -> Conversation:
