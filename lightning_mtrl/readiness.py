@@ -25,8 +25,9 @@ from lightning_mtrl.rollouts.policy_server import expect_server
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
 from lightning_mtrl.runs.folder import version_name
 
-# What a command does: it runs the loop, holds conversations of the one kind or the other, or reads logs.
-Work = Literal["fit", "validate", "collect", "logs"]
+# What a command does: it runs the loop, holds conversations of the one kind or the other, reads logs, or lets
+# a person talk with the policy.
+Work = Literal["fit", "validate", "collect", "logs", "chat"]
 
 _SERVER_KEYS = {field.name for field in fields(Server)}
 # Logs are learned from without an environment, and conversations are held without an algorithm.
