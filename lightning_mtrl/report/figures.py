@@ -28,7 +28,7 @@ _VARIABLES = {
     SECOND: "--second",
     PAPER: "--paper",
 }
-_STYLE: dict[str, Any] = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: read aloud, searched, and in the page's own type
     "font.size": 9,
     "text.color": INK,

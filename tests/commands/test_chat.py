@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +80,19 @@ def test_a_full_context_is_said_and_a_new_conversation_answers(talk: Talk, run: 
 def test_responses_are_as_short_as_asked(talk: Talk) -> None:
     (answer,) = talk("Hello.\n", "--max_response_tokens=1", "--seed=0")
     assert "(cut off)" in answer
+
+
+def test_a_pipe_with_bytes_that_are_no_text_is_answered(run: Path) -> None:
+    plugins = str(Path(__file__).resolve().parents[1] / "plugins")
+    path = os.pathsep.join([plugins, *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_mtrl", "chat", f"--run={run}"],
+        env={**os.environ, "PYTHONPATH": path},
+        input=b"Hello \xff\xfe.\n/quit\nHello.\n",
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert [line[:8] for line in done.stdout.decode().splitlines()] == ["Policy 1", "policy: "]
 
 
 def test_interrupting_ends_without_an_error(
