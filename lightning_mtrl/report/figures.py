@@ -84,7 +84,7 @@ def curve_figure(rows: Sequence[Mapping[str, Any]], key: str, optimum: float | N
         axes.plot(numbers, values, color=ACCENT, zorder=3)
         for number, value, row in zip(numbers, values, rows, strict=True):
             fill = PAPER if row.get("accepted") is False else ACCENT
-            axes.plot(number, value, marker="o", color=ACCENT, markerfacecolor=fill, zorder=4)
+            axes.plot(number, value, marker="o", color=ACCENT, markerfacecolor=fill, zorder=4, clip_on=False)
         if optimum is not None:
             axes.axhline(optimum, color=SECOND, linewidth=1.2, linestyle=(0, (5, 3)), zorder=2)
             axes.annotate(

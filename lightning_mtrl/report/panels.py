@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lightning_mtrl.report.reading import Curve
+
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,17 @@ GROUPS = {
 
 
 def groups_in(curves: Mapping[str, Curve]) -> Iterator[tuple[str, list[Panel]]]:
-    """The groups of which something was logged, with the panels that show more than zeros."""
+    """The groups of which something was logged, with the panels that have something to show."""
     for group, panels in GROUPS.items():
-        drawn = [panel for panel in panels if panel.lines[0] in curves and any(curves[panel.lines[0]].values)]
+        drawn = [
+            panel for panel in panels if panel.lines[0] in curves and _shows(curves[panel.lines[0]].values)
+        ]
         if drawn:
             yield group, drawn
+
+
+def _shows(values: Sequence[float]) -> bool:
+    """Whether there is more than zeros, and between several values more than rounding."""
+    low, high = min(values), max(values)
+    largest = max(abs(low), abs(high))
+    return largest > 0 and (len(values) == 1 or high - low > _ROUNDING * largest)

@@ -79,7 +79,7 @@ def dropped(counts: Mapping[str, int] | None) -> str:
 
 
 def result(rows: Sequence[Row], optimum: float | None) -> str:
-    """What the run achieved, in one sentence.
+    """What the run achieved, in one sentence; in a second one the return where the success rate says little.
 
     Args:
         rows: of the summary, one a policy.
@@ -96,20 +96,28 @@ def result(rows: Sequence[Row], optimum: float | None) -> str:
     best = "" if optimum is None else f", of {share(optimum)} possible"
     first, last = measured[0], measured[-1]
     if first is last:
-        return f"Policy {first['iteration']} succeeds at a rate of {_rate(first)}{best}."
-    return f"The success rate {_moved(first, last)} from {_rate(first)} to {_rate(last)}{best}."
+        rate = _with_interval(first, "success_rate")
+        return f"Policy {first['iteration']} succeeds at a rate of {rate}{best}."
+    told = f"The success rate {_course(first, last, 'success_rate')}{best}."
+    if _verb(first, last, "success_rate") != "went":
+        return told
+    return f"{told} The mean return {_course(first, last, 'mean_return')}."
 
 
-def _rate(row: Row) -> str:
-    return f"{share(row['success_rate'])} {interval(row['success_rate_interval'])}"
+def _course(first: Row, last: Row, key: str) -> str:
+    verb = _verb(first, last, key)
+    return f"{verb} from {_with_interval(first, key)} to {_with_interval(last, key)}"
 
 
-def _moved(first: Row, last: Row) -> str:
-    """The word for it; `went` where the intervals share a number."""
-    bounds = [row["success_rate_interval"] for row in (first, last)]
-    if any(one is None or None in one for one in bounds):
+def _with_interval(row: Row, key: str) -> str:
+    return f"{share(row[key])} {interval(row[f'{key}_interval'])}"
+
+
+def _verb(first: Row, last: Row, key: str) -> str:
+    """`went` where the intervals share a number, or one is not known."""
+    before, after = (row[f"{key}_interval"] for row in (first, last))
+    if any(bounds is None or None in bounds for bounds in (before, after)):
         return "went"
-    before, after = bounds
     if after[0] > before[1]:
         return "rose"
     return "fell" if after[1] < before[0] else "went"

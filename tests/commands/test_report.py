@@ -21,8 +21,11 @@ from small_runs import small_run
 
 from lightning_mtrl import cli
 from lightning_mtrl.conversation import Conversation, Message, Turn
+from lightning_mtrl.report.panels import groups_in
+from lightning_mtrl.report.reading import Curve
 from lightning_mtrl.report.samples import chosen
 from lightning_mtrl.report.settings import differing
+from lightning_mtrl.report.wording import result
 from lightning_mtrl.rollouts.logs import write_conversations
 from lightning_mtrl.runs.folder import RunFolder
 from lightning_mtrl.runs.writer import only_writer
@@ -116,6 +119,40 @@ def test_the_table_has_every_policy_with_the_numbers_of_the_summary(run: Path) -
     told = "The success rate rose from 0.250 [0.200, 0.300] to 0.750 [0.700, 0.800], of 0.835 possible."
     assert told in page.texts
     assert "all 2 iterations done" in page.texts
+
+
+def measured(rate: float, mean: float, half: float = 0.02) -> dict[str, Any]:
+    return {
+        "success_rate": rate,
+        "success_rate_interval": [rate - half, rate + half],
+        "mean_return": mean,
+        "mean_return_interval": [mean - half, mean + half],
+    }
+
+
+def test_the_sentence_tells_the_return_where_the_success_rate_has_not_moved_by_more_than_chance() -> None:
+    first, better = {"iteration": 0, **measured(0.5, 0.3)}, {"iteration": 1, **measured(0.7, 0.2)}
+    assert (
+        result([first, better], None)
+        == "The success rate rose from 0.500 [0.480, 0.520] to 0.700 [0.680, 0.720]."
+    )
+    assert result([better, first], None).startswith("The success rate fell from 0.700")
+    near = {"iteration": 1, **measured(0.51, 0.4)}
+    told = "The success rate went from 0.500 [0.480, 0.520] to 0.510 [0.490, 0.530], of 0.600 possible. "
+    more = "The mean return rose from 0.300 [0.280, 0.320] to 0.400 [0.380, 0.420]."
+    unmeasured = {"iteration": 2, "success_rate": None}
+    assert result([first, near, unmeasured], 0.6) == told + more
+    assert result([unmeasured], 0.6) == "No policy has been measured yet."
+
+
+def test_numbers_that_did_not_change_are_not_drawn() -> None:
+    def drawn(*values: float) -> bool:
+        return bool(list(groups_in({"policy/kl": Curve(list(range(len(values))), list(values))})))
+
+    assert drawn(0.5, 0.6)
+    assert drawn(0.5)
+    assert not drawn(0.0)
+    assert not drawn(1.0, 1.0 - 1e-7)
 
 
 def test_what_is_not_known_is_a_dash(run: Path) -> None:
