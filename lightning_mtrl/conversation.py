@@ -241,7 +241,8 @@ def _messages_of(turn: Turn, last: bool) -> list[dict[str, Any]]:
     assistant: dict[str, Any] = {"role": "assistant", "content": turn.response or ""}
     reply = turn.observation
     if turn.sent is not None:
-        assistant |= {"content": turn.sent, "suggestion": turn.response, "disposition": turn.disposition}
+        said = turn.response if turn.disposition == "abstained" else turn.response or ""
+        assistant |= {"content": turn.sent, "suggestion": said, "disposition": turn.disposition}
         reply = turn.reply or ""
     messages = [assistant]
     if turn.observation or not last:
@@ -265,9 +266,8 @@ def _turns_of(name: str, messages: list[Any], first: int, rewards: list[float]) 
             following = messages[position + 1]
             if following["role"] not in ("user", "tool"):
                 raise UserError(
-                    f"conversation {name!r}: messages[{position}] and messages[{position + 1}] are "
-                    f"from 'assistant' "
-                    f"and {following['role']!r}; a turn is one response and then one 'user' "
+                    f"conversation {name!r}: messages[{position}] and messages[{position + 1}] are from "
+                    f"'assistant' and {following['role']!r}; a turn is one response and then one 'user' "
                     f"message. Join them."
                 )
             reply = following["content"]
@@ -278,12 +278,12 @@ def _turns_of(name: str, messages: list[Any], first: int, rewards: list[float]) 
 
 
 def _turn_of(message: Mapping[str, Any], reply: str, shown: bool, reward: float) -> Turn:
-    trained = bool(message.get("weight", 1))
-    if "suggestion" not in message:
-        return Turn(message["content"] or None, reply, reward, trained=trained)
-    response, sent = message["suggestion"] or None, message["content"] or ""
+    trained, sent = bool(message.get("weight", 1)), message["content"] or ""
+    said, disposition = message.get("suggestion"), message.get("disposition")
+    if said is None and disposition is None:  # a null is a key that is not there, as exports write it
+        return Turn(sent or None, reply, reward, trained=trained)
+    response = (sent if said is None and disposition == "accepted" else said) or None
     observation = describe_sent(response, sent, reply) if shown else ""
-    disposition = message.get("disposition")
     return Turn(
         response, observation, reward, sent=sent, reply=reply, disposition=disposition, trained=trained
     )

@@ -1,7 +1,7 @@
 """Records of conversations in columns: Parquet files and data sets of the Hugging Face Hub.
 
-Columns have no missing keys, only nulls. So an abstained suggestion is written as "", and a null in a message
-means that the key is not there, except for the suggestion of a message that says it was abstained.
+Columns have no missing keys, only nulls: a null means that the key is not there. So an abstained suggestion
+is written as "".
 """
 
 from __future__ import annotations
@@ -79,23 +79,13 @@ def read_hub(name: str) -> Iterator[dict[str, Any]]:
 
 
 def _record(row: Mapping[str, Any]) -> dict[str, Any]:
-    record = dict(row)
-    for key in ("messages", "conversations"):
-        if isinstance(record.get(key), list):
-            record[key] = [_present(message) for message in record[key]]
+    record = {key: value for key, value in row.items() if value is not None}
     for key in ("metadata", "turn_details"):
         if isinstance(record.get(key), str):
             # Text that is no JSON is somebody else's column; it is told apart where the record is read.
             with suppress(ValueError):
                 record[key] = json.loads(record[key])
     return record
-
-
-def _present(message: Any) -> Any:
-    if not isinstance(message, Mapping):
-        return message
-    abstained = message.get("disposition") == "abstained"
-    return {k: v for k, v in message.items() if v is not None or (k == "suggestion" and abstained)}
 
 
 def _message_row(message: Mapping[str, Any]) -> dict[str, Any]:

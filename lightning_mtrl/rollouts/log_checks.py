@@ -8,6 +8,8 @@ from typing import Any
 from lightning_mtrl.conversation import DISPOSITIONS, Conversation
 from lightning_mtrl.rollouts.well_formed import is_finite, lone_surrogate
 
+TELLING = (None, "accepted", "abstained")  # dispositions that say what was suggested, without the suggestion
+
 
 class Unreadable(ValueError):
     """A record that is left out: a short cause to count by, and what was found and expected."""
@@ -39,13 +41,13 @@ def check_message(index: int, kept: Mapping[str, Any]) -> None:
 
     Args:
         index: of the message.
-        kept: what it says of "suggestion", "disposition", "outcome" and "weight".
+        kept: what it says of "suggestion", "disposition", "outcome" and "weight"; nothing that is null.
 
     Raises:
-        Unreadable: if one is of another kind.
+        Unreadable: if one is of another kind, or nothing says what the suggestion was.
     """
     expectations: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "suggestion": (lambda v: v is None or isinstance(v, str), "a text or null"),
+        "suggestion": (lambda v: isinstance(v, str), "a text or null"),
         "disposition": (lambda v: v in DISPOSITIONS, f"one of {', '.join(DISPOSITIONS)}"),
         "outcome": (lambda v: v in (0, 1), "0 or 1, the flag of one message"),
         "weight": (lambda v: v in (0, 1), "0 or 1"),
@@ -55,6 +57,9 @@ def check_message(index: int, kept: Mapping[str, Any]) -> None:
         if not holds(value):
             detail = f"messages[{index}].{name} is {value!r:.60}; {expected} was expected."
             raise Unreadable("bad value", detail)
+    if "suggestion" not in kept and kept.get("disposition") not in TELLING:
+        detail = f"messages[{index}] was {kept['disposition']}; the 'suggestion' that was so was expected."
+        raise Unreadable("no suggestion", detail)
 
 
 def check_conversation(conversation: Conversation, turn_outcomes: Any) -> None:

@@ -196,20 +196,19 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
-def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+def _message(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A message in our form. A null says that a key is not there: exports write the same keys everywhere."""
+    message = {key: value for key, value in given.items() if value is not None}
     role = message.get("role", message.get("from"))
     if not isinstance(role, str) or role not in ROLES:
         roles = ", ".join(ROLES)
         raise Unreadable("unknown role", f"messages[{index}] is from {role!r}; one of {roles} was expected.")
     if message.get("tool_calls") or message.get("function_call"):
         raise Unreadable("tool call", f"messages[{index}] calls a tool; responses in text were expected.")
-    kept = {
-        key: message[key]
-        for key in ("suggestion", "disposition", "outcome", "weight")
-        if key in message and (message[key] is not None or key == "suggestion")
-    }
+    said = ("suggestion", "disposition") if ROLES[role] == "assistant" else ()
+    kept = {key: message[key] for key in (*said, "outcome", "weight") if key in message}
     check_message(index, kept)
-    if ROLES[role] == "assistant" and "outcome" in kept:
+    if said and "outcome" in kept:
         raise Unreadable("bad value", "a response has an outcome flag; only the messages of others have one.")
     return {
         "role": ROLES[role],
