@@ -82,10 +82,8 @@ def main() -> None:
             with torch.no_grad():
                 stepper.module.module(batch.to(fabric.device))
         if "reference" in backbone.roles:
-            part = batch.to(fabric.device)
             with torch.no_grad():
-                given = (part.input_ids, part.attention_mask, part.position_ids)
-                scored_logprobs(backbone, "reference", backbone.hidden("reference", *given), part)
+                scored_logprobs(backbone, "reference", batch.to(fabric.device))
         measuring.report(seconds=time.perf_counter() - start, peak_mib=measuring.peak_mib())
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.base import Context
-from lightning_mtrl.algorithms.passes import by_token
+from lightning_mtrl.algorithms.passes import training_logprobs
 from lightning_mtrl.batch import TokenBatch
 from lightning_mtrl.modules.policy import Policy
 
@@ -48,7 +48,6 @@ class BehaviourCheck:
             batch: sampled by the policy as it is now.
             passes: cuts a batch into rows for one forward pass each.
         """
-        self.policy.eval()
         spread = torch.linspace(0, len(batch) - 1, min(self.rows, len(batch))).round().long()
         sample = batch.rows(spread.to(batch.input_ids.device))
         measured = differences(sample, self._logprobs(sample, passes))
@@ -59,11 +58,7 @@ class BehaviourCheck:
         return batch, {**measured, "behaviour_recomputed": float(not agree)}
 
     def _logprobs(self, batch: Batch, passes: Passes[Batch]) -> Float[Tensor, "B T"]:
-        def score(part: Batch) -> Tensor:
-            return self.policy.logprobs(part.to(self.context.fabric.device))
-
-        with self.context.reading(self.policy.role):
-            return by_token(score, batch, list(passes(batch)), self.context.processes)
+        return training_logprobs(self.policy.role, batch, list(passes(batch)), self.context)
 
     def _tell(self, largest: float) -> None:
         if not self._told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -82,14 +83,29 @@ def token_values(
 
 
 def role_logprobs(role: str, batch: ConversationBatch, context: Context) -> Float[Tensor, "B T"]:
-    """Log-probability in nats of each sampled token under a role; 0 elsewhere."""
-    backbone = context.backbone
+    """Log-probability in nats of each sampled token under a role, as `token_values` computes; 0 elsewhere."""
+    return token_values(partial(scored_logprobs, context.backbone, role), role, batch, context)
 
-    def score(part: ConversationBatch) -> Tensor:
-        hidden = backbone.hidden(role, part.input_ids, part.attention_mask, part.position_ids)
-        return scored_logprobs(backbone, role, hidden, part)
 
-    return token_values(score, role, batch, context)
+@torch.no_grad()
+def training_logprobs(
+    role: str, batch: TokenBatch, passes: Sequence[slice | Tensor], context: Context
+) -> Float[Tensor, "B T"]:
+    """The same as a training step of the role computes it but for dropout, so that the two can be compared.
+
+    Args:
+        role: whose probabilities; its adapter is not merged.
+        batch: on any device.
+        passes: rows of each pass; together all of them.
+        context: device, precision and backbone.
+    """
+    context.backbone.eval()
+
+    def score(part: TokenBatch) -> Tensor:
+        return scored_logprobs(context.backbone, role, part.to(context.fabric.device))
+
+    with context.reading(role):
+        return by_token(score, batch, passes, context.processes)
 
 
 def referenced(batch: ConversationBatch, reference: str, context: Context) -> ReferencedBatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -15,13 +15,12 @@ from lightning_mtrl.algorithms.agreement import BehaviourCheck
 from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.estimators import AdvantageEstimator
 from lightning_mtrl.algorithms.improvement_config import ImprovementConfig
-from lightning_mtrl.algorithms.passes import by_token, rows_in_pass, slices
+from lightning_mtrl.algorithms.passes import by_token, rows_in_pass, slices, training_logprobs
 from lightning_mtrl.algorithms.progress import PhaseProgress
 from lightning_mtrl.algorithms.state_samples import sample_responses
 from lightning_mtrl.algorithms.stepping import Stepper, begin
 from lightning_mtrl.batch import ImprovementBatch
 from lightning_mtrl.evaluation.intervals import mean_interval
-from lightning_mtrl.modules.base import scored_logprobs
 from lightning_mtrl.modules.policy import Policy
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.value_head import ValueHead
@@ -182,23 +181,13 @@ class SingleTurnImprover:
         return batch.by_response(rewards)
 
     def _reference_logprobs(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
-        backbone = self.context.backbone
-
-        def score(part: GroupBatch) -> Tensor:
-            hidden = backbone.hidden("reference", part.input_ids, part.attention_mask, part.position_ids)
-            return scored_logprobs(backbone, "reference", hidden, part)
-
-        with self.context.reading("reference"):
-            return self._by_token(score, batch)
+        return training_logprobs("reference", batch, self._passes(batch), self.context)
 
     def _values(self, batch: GroupBatch) -> Float[Tensor, "S T"]:
         if self.value is None or not self.estimator.needs_values:
             return torch.zeros_like(batch.behaviour_logprobs)
         with self.context.reading(self.value.role):
-            return self._by_token(self.value, batch)
-
-    def _by_token(self, score: Callable[[GroupBatch], Tensor], batch: GroupBatch) -> Float[Tensor, "S T"]:
-        return by_token(score, batch, self._passes(batch), self.processes)
+            return by_token(self.value, batch, self._passes(batch), self.processes)
 
     def _passes(self, batch: GroupBatch) -> list[slice]:
         return slices(len(batch), rows_in_pass(batch.input_ids.size(1), SCORING_STATES), self.processes)

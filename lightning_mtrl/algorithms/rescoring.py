@@ -10,16 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from jaxtyping import Float
-from torch import Tensor
-
 from lightning_mtrl.algorithms.agreement import differences
 from lightning_mtrl.algorithms.base import Context
-from lightning_mtrl.algorithms.passes import by_token, of_similar_length
-from lightning_mtrl.batch import ConversationBatch, collate
+from lightning_mtrl.algorithms.passes import of_similar_length, training_logprobs
+from lightning_mtrl.batch import collate
 from lightning_mtrl.conversation import Conversation
-from lightning_mtrl.modules.base import scored_logprobs
-from lightning_mtrl.rollouts.engine import inference
 from lightning_mtrl.rollouts.results import Rollouts
 
 
@@ -38,25 +33,13 @@ def with_own_logprobs(rollouts: Rollouts, context: Context) -> tuple[Rollouts, M
         token.
     """
     batch = collate(rollouts.conversations, context.chat.pad_id, context.chat.header_ids)
-    logprobs = _own_logprobs(batch, context)
+    logprobs = training_logprobs("policy", batch, list(of_similar_length(batch)), context)
     measured = {
         name.replace("behaviour", "server"): value for name, value in differences(batch, logprobs).items()
     }
     rows = zip(rollouts.conversations, logprobs, batch.response_mask, strict=True)
     rescored = [_rescored(conversation, iter(row[mask].tolist())) for conversation, row, mask in rows]
     return replace(rollouts, conversations=rescored), measured
-
-
-def _own_logprobs(batch: ConversationBatch, context: Context) -> Float[Tensor, "B T"]:
-    backbone, device = context.backbone, context.fabric.device
-
-    def score(part: ConversationBatch) -> Tensor:
-        part = part.to(device)
-        hidden = backbone.hidden("policy", part.input_ids, part.attention_mask, part.position_ids)
-        return scored_logprobs(backbone, "policy", hidden, part)
-
-    with inference(backbone), context.fabric.autocast():
-        return by_token(score, batch, list(of_similar_length(batch)), context.processes)
 
 
 def _rescored(conversation: Conversation, logprobs: Iterator[float]) -> Conversation:

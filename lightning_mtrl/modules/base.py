@@ -177,10 +177,9 @@ def scored_tokens(
     return scatter_to_tokens(logprobs, batch), scatter_to_tokens(entropy, batch)
 
 
-def scored_logprobs(
-    backbone: Backbone, role: str, hidden: Float[Tensor, "B T H"], batch: TokenBatch
-) -> Float[Tensor, "B T"]:
-    """Log-probability in nats of every sampled token; 0 elsewhere."""
+def scored_logprobs(backbone: Backbone, role: str, batch: TokenBatch) -> Float[Tensor, "B T"]:
+    """Log-probability in nats of every sampled token under a role; 0 elsewhere."""
+    hidden = backbone.hidden(role, batch.input_ids, batch.attention_mask, batch.position_ids)
     predicting, targets = at_predecessor(hidden, batch), batch.input_ids[batch.response_mask]
     return scatter_to_tokens(token_logprobs(backbone.logit_head(role), predicting, targets), batch)
 

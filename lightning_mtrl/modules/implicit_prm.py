@@ -71,18 +71,14 @@ class ImplicitPRM(RatioModule):
         """
         # pi_0 goes first: a backward pass that computes activations again needs pi_phi's role in force.
         reference = self.reference_logprobs(batch)
-        logprobs = scored_logprobs(self.backbone, self.role, self.hidden(batch), batch)
-        return logprobs - reference
+        return scored_logprobs(self.backbone, self.role, batch) - reference
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Log pi_0 of each sampled token, taken from the batch where it has been scored already."""
         if isinstance(batch, ReferencedBatch):
             return batch.reference_logprobs
-        hidden = self.backbone.hidden(
-            self.reference, batch.input_ids, batch.attention_mask, batch.position_ids
-        )
-        return scored_logprobs(self.backbone, self.reference, hidden, batch)
+        return scored_logprobs(self.backbone, self.reference, batch)
 
     def scores(self, batch: TokenBatch) -> Float[Tensor, " B"]:
         """Beta times the summed log-ratio of each conversation: the logit of its outcome."""

@@ -75,7 +75,7 @@ class Policy(RatioModule):
 
     def logprobs(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
         """Log-probability in nats of each sampled token; 0 elsewhere."""
-        return scored_logprobs(self.backbone, self.role, self.hidden(batch), batch)
+        return scored_logprobs(self.backbone, self.role, batch)
 
     def training_step(self, batch: ImprovementBatch, batch_idx: int = 0) -> Float[Tensor, ""]:
         """Clipped surrogate plus KL penalty minus entropy bonus, summed with `batch.loss_weights`.

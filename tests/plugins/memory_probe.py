@@ -100,8 +100,7 @@ def main(folder: str, roles: str) -> None:
             module(batch)
     if roles == "all":
         with torch.no_grad():
-            hidden = backbone.hidden("reference", batch.input_ids, batch.attention_mask, batch.position_ids)
-            scored_logprobs(backbone, "reference", hidden, batch)
+            scored_logprobs(backbone, "reference", batch)
     print(peak())
 
 
