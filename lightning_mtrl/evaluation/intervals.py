@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from statistics import fmean, stdev
+from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
 
 
@@ -36,7 +39,9 @@ def success_interval(
 
 
 def mean_interval(
-    values: Sequence[float], confidence: float = CONFIDENCE, clusters: Sequence[str] | None = None
+    values: Sequence[float] | Floats,
+    confidence: float = CONFIDENCE,
+    clusters: Sequence[str] | NDArray[np.str_] | None = None,
 ) -> tuple[float, float]:
     """Student interval of a mean; (-inf, inf) for fewer than two values or clusters, which do not bound it.
 
@@ -45,22 +50,37 @@ def mean_interval(
         confidence: probability that the interval holds the true mean, in (0, 1).
         clusters: what each value belongs to, such as a customer: values of a cluster may depend on each
             other. None where all are independent, which is the same as a cluster for each.
-
-    Source of the variance of clusters: Liang and Zeger 1986, Biometrika 73, 13-22, with G / (G - 1).
     """
-    names = range(len(values)) if clusters is None else clusters
-    mean = fmean(values) if len(values) else 0.0
-    moved = defaultdict[Hashable, float](float)  # how far each cluster alone moves the mean
-    for value, name in zip(values, names, strict=True):
-        moved[name] += (value - mean) / len(values)
-    if len(moved) < 2:
+    if not len(values):
         return -math.inf, math.inf
-    error = stdev(moved.values()) * math.sqrt(len(moved))
-    return _student(mean, error, len(moved) - 1, confidence)
+    numbers = np.asarray(values, dtype=np.float64)
+    owners = np.arange(len(numbers)) if clusters is None else np.asarray(clusters)
+    _, moved = influences(numbers, owners)
+    mean, half = float(numbers.mean()), half_width(squared_error(moved) ** 0.5, confidence, len(moved) - 1)
+    return mean - half, mean + half
 
 
-def _student(mean: float, error: float, freedom: int, confidence: float) -> tuple[float, float]:
+def influences(values: Floats, clusters: NDArray[Any]) -> tuple[NDArray[Any], Floats]:
+    """The clusters, and how far each one alone moves the mean of the values (one at least)."""
+    names, codes = np.unique(clusters, return_inverse=True)
+    moved = np.bincount(codes, weights=(values - values.mean()) / len(values))
+    return names, moved.astype(np.float64)
+
+
+def squared_error(influences: Floats) -> float:
+    """Squared standard error of a mean, robust to clusters; s^2 / n where each has one value.
+
+    Args:
+        influences: how far each cluster alone moves the mean; 0 is found for fewer than two.
+
+    Source: Liang and Zeger 1986, Biometrika 73, 13-22, with G / (G - 1).
+    """
+    number = len(influences)
+    return float(number / (number - 1) * (influences**2).sum()) if number > 1 else 0.0
+
+
+def half_width(error: float, confidence: float, degrees: float) -> float:
+    """Half of Student's interval around an estimate with this standard error; infinite at 0 degrees."""
     from scipy.stats import t
 
-    half = float(t.ppf((1 + confidence) / 2, freedom)) * error
-    return mean - half, mean + half
+    return error * float(t.ppf((1 + confidence) / 2, degrees)) if degrees > 0 else math.inf

@@ -12,10 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from lightning_mtrl.evaluation.intervals import mean_interval, success_interval
+from lightning_mtrl.evaluation.intervals import (
+    Floats,
+    half_width,
+    influences,
+    mean_interval,
+    squared_error,
+    success_interval,
+)
 from lightning_mtrl.evaluation.rates import RateDifference
 
-Floats = NDArray[np.float64]
 _numbers = count()  # no two conversations that stand for themselves share a name
 
 
@@ -68,19 +74,17 @@ class Sample:
 
     def influences(self) -> tuple[NDArray[np.str_], Floats]:
         """The clusters, and how far each one alone moves the mean."""
-        names, codes = np.unique(self.clusters, return_inverse=True)
-        moved = np.bincount(codes, weights=(self.outcomes - self.mean) / len(self))
-        return names, moved.astype(np.float64)
+        return influences(self.outcomes, self.clusters)
 
     def variance(self) -> float:
         """Squared standard error of the mean, robust to clusters; s^2 / n where each has one conversation."""
-        return _scattered(self.influences()[1])
+        return squared_error(self.influences()[1])
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Interval of the mean: Wilson's for 0 and 1 without clusters, else Student's."""
         if self.is_binary and self.num_clusters == len(self):
             return success_interval(self.successes, len(self), confidence)
-        return mean_interval(self.outcomes.tolist(), confidence, self.clusters.tolist())
+        return mean_interval(self.outcomes, confidence, self.clusters)
 
     def design_effect(self) -> float:
         """How many times the variance of the mean is that without clusters, at least 1."""
@@ -140,7 +144,7 @@ class MeanDifference:
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Symmetric around the estimate."""
-        half = _half_width(self.standard_error, confidence, self.degrees)
+        half = half_width(self.standard_error, confidence, self.degrees)
         return self.estimate - half, self.estimate + half
 
 
@@ -156,8 +160,6 @@ def difference(candidate: Sample, baseline: Sample) -> Difference:
     Args:
         candidate: at least one conversation.
         baseline: at least one conversation.
-
-    Source of the variance of clusters: Liang and Zeger 1986, Biometrika 73, 13-22, with G / (G - 1).
     """
     shared = bool(np.isin(candidate.clusters, baseline.clusters).any())
     alone = all(sample.num_clusters == len(sample) for sample in (candidate, baseline)) and not shared
@@ -192,13 +194,4 @@ def _paired(candidate: Sample, baseline: Sample) -> tuple[float, float]:
     (new, gains), (old, losses) = candidate.influences(), baseline.influences()
     _, codes = np.unique(np.concatenate([new, old]), return_inverse=True)
     moved = np.bincount(codes, weights=np.concatenate([gains, -losses])).astype(np.float64)
-    return math.sqrt(_scattered(moved)), float(min(len(new), len(old)) - 1)
-
-
-def _scattered(influences: Floats) -> float:
-    number = len(influences)
-    return float(number / (number - 1) * (influences**2).sum()) if number > 1 else 0.0
-
-
-def _half_width(error: float, confidence: float, degrees: float) -> float:
-    return error * float(student.ppf((1 + confidence) / 2, degrees)) if degrees > 0 else math.inf
+    return math.sqrt(squared_error(moved)), float(min(len(new), len(old)) - 1)
