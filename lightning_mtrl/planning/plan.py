@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
-from torch import nn
 
-from lightning_mtrl.config import ModelConfig, RunConfig
+from lightning_mtrl.config import RunConfig
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.models.adapters import Backbone
-from lightning_mtrl.modules.base import RoleModule
+from lightning_mtrl.models.merging import merges_exactly
 from lightning_mtrl.modules.workload import Extent, Pass, Sampling
 from lightning_mtrl.planning.blank_run import BlankRun, blank_run
 from lightning_mtrl.planning.devices import Device, device_of, libraries_bytes
 from lightning_mtrl.planning.passes import PassMemory, pass_memory, sampling_memory
 from lightning_mtrl.planning.pretend import Pretence
+from lightning_mtrl.planning.weights import bytes_of, head_bytes, optimizer_bytes
 from lightning_mtrl.rollouts.lean import laid_out_bytes
 
 PHASES = ("collect", "evaluate", "improve", "validate")
@@ -168,40 +166,12 @@ def _weights(run: BlankRun) -> Iterator[Part]:
     key = "model.fine_tuning" if backbone.full else "model.lora_rank"
     for role in backbone.roles:
         kind = "copy" if backbone.full else "adapter"
-        yield Part(f"{role}: {kind}", _bytes(backbone.parameters_of(role)), key)
+        yield Part(f"{role}: {kind}", bytes_of(backbone.parameters_of(role)), key)
     for name, (module, _) in modules.items():
-        if heads := _bytes(_heads(module)):
+        if heads := head_bytes(module):
             yield Part(f"{name}: head", heads)
     for name, (_, optimizer) in modules.items():
         yield Part(f"{name}: optimizer state", optimizer_bytes(optimizer), key)
-
-
-def _heads(module: RoleModule) -> list[nn.Parameter]:
-    return [p for name, p in module.named_parameters() if not name.startswith("backbone.")]
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def optimizer_bytes(optimizer: Any) -> int:
-    """Bytes of the state that an optimizer keeps after its first step, found by taking one without numbers.
-
-    Args:
-        optimizer: of weights on the device "meta"; may be wrapped by Fabric.
-    """
-    plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
-    groups: list[dict[str, Any]] = []
-    for group in plain.param_groups:
-        weights = [nn.Parameter(weight.detach()) for weight in group["params"]]
-        for weight in weights:
-            weight.grad = torch.empty_like(weight)
-        groups.append({**group, "params": weights})
-    kind: Any = type(plain)
-    twin = kind(groups)
-    twin.step()
-    kept = [value for state in twin.state.values() for value in state.values()]
-    return _bytes(value for value in kept if isinstance(value, torch.Tensor))
 
 
 class _Steps:
@@ -212,15 +182,17 @@ class _Steps:
         self.modules = run.algorithm.modules()
         model = run.config.model
         self.checkpointing = model.gradient_checkpointing
-        self.merges = not self.backbone.full and _has_second_weights(model, device)
-        self.merged = Part("merged weights", _adapted_bytes(self.backbone) if self.merges else 0)
         on_cpu = device.kind == "cpu" and model.dtype == "float32"
         base = self.backbone.causal("policy" if self.backbone.full else "base")
         self.laid_out = Part("weights laid out for sampling", laid_out_bytes(base) if on_cpu else 0)
-        self.gradients = {name: _bytes(m.own_parameters()) for name, (m, _) in self.modules.items()}
+        self.gradients = {name: bytes_of(m.own_parameters()) for name, (m, _) in self.modules.items()}
         self.work = run.algorithm.workload(extent)
         mixed = run.config.fabric.precision == "bf16-mixed"
         self.pretence = Pretence(self.backbone, torch.bfloat16 if mixed else None)
+        self.packed, self.device = model.quantization != "none", device
+        self.merges, self.merged = self._merging()
+        with self.pretence.counting():  # in the precision of passes, which is not that of sampling
+            self.merges_in_passes, self.merged_in_passes = self._merging()
         self._known: dict[tuple[Pass, bool], PassMemory] = {}
 
     def all(self) -> Iterator[Step]:
@@ -250,6 +222,8 @@ class _Steps:
         return Step(wanted.phase, "sample", f"{wanted.rows} x {wanted.tokens}", parts)
 
     def _pass(self, wanted: Pass) -> Step:
+        merged = self.merged_in_passes if wanted.merged else Part("merged weights", 0)
+        wanted = replace(wanted, merged=wanted.merged and self.merges_in_passes)
         found, activations, key = self._memory(wanted, self.checkpointing), None, wanted.key
         if wanted.trains:
             without, with_it = (self._memory(wanted, on).activations for on in (False, True))
@@ -259,13 +233,23 @@ class _Steps:
             Part("activations", found.activations, key),
             Part("log-probabilities", found.logprobs, wanted.key),
             Part("weights of a layer in full", self.run.largest_layer),
+            merged,
         ]
         if wanted.trains:
             parts.append(Part("gradients", self.gradients.get(wanted.module, 0)))
-        if wanted.merged:
-            parts.append(self.merged)
         name = f"{'train' if wanted.trains else 'score'} {wanted.module}"
         return Step(wanted.phase, name, f"{wanted.rows} x {wanted.tokens}", tuple(parts), activations)
+
+    def _merging(self) -> tuple[bool, Part]:
+        """Whether adapters are merged in the precision in force, and what of the base is there twice then.
+
+        See `models.merging.merged`.
+        """
+        layers = (layer.get_base_layer() for layer in self.backbone.adapted_layers("policy"))
+        weights = [w for layer in layers for w in layer.parameters(recurse=False) if w.dim() > 1]
+        written_out = self.packed and self.device.kind == "cpu"
+        merges = (written_out or not self.packed) and all(map(merges_exactly, weights))
+        return merges, Part("merged weights", bytes_of(weights) if merges or written_out else 0)
 
     def _memory(self, wanted: Pass, checkpointing: bool) -> PassMemory:
         # Adapters are alike, so passes that differ in their names alone need the same.
@@ -276,15 +260,3 @@ class _Steps:
                 self.pretence, self.backbone, alike, checkpointing
             )
         return self._known[alike, checkpointing]
-
-
-def _has_second_weights(model: ModelConfig, device: Device) -> bool:
-    """Whether the adapted layers are there twice while a role samples; see `models.merging.merged`."""
-    return device.kind == "cpu" if model.quantization != "none" else model.dtype == "float32"
-
-
-def _adapted_bytes(backbone: Backbone) -> int:
-    """Bytes of the base's layers that have an adapter."""
-    layers = (layer.get_base_layer() for layer in backbone.adapted_layers("policy"))
-    weights = (weight for layer in layers for weight in layer.parameters(recurse=False))
-    return _bytes({id(weight): weight for weight in weights}.values())

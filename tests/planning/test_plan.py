@@ -12,12 +12,13 @@ from torch import nn
 
 from lightning_mtrl import cli
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
-from lightning_mtrl.config import ClassSpec, DataConfig, ModelConfig, RunConfig
+from lightning_mtrl.config import ClassSpec, DataConfig, FabricConfig, ModelConfig, RunConfig
 from lightning_mtrl.modules.policy import Policy
 from lightning_mtrl.planning.devices import Device
-from lightning_mtrl.planning.plan import MemoryPlan, Part, Step, optimizer_bytes, plan_memory
+from lightning_mtrl.planning.plan import MemoryPlan, Part, Step, plan_memory
 from lightning_mtrl.planning.pretend import Pretence
 from lightning_mtrl.planning.record import as_json
+from lightning_mtrl.planning.weights import optimizer_bytes
 
 
 class OneModule(Algorithm):
@@ -113,6 +114,30 @@ def test_checkpointing_needs_less_and_twice_the_rows_need_twice_as_much(plan: Me
     without, with_it = trained(plan_memory(small)).activations or (0, 0)
     assert 0 < with_it < 0.7 * without
     assert (trained(plan_memory(large)).activations or (0, 0))[0] == pytest.approx(2 * without, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "twice"),
+    [
+        ({}, "32-true", {"collect": True, "evaluate": True}),
+        # Passes are under autocast, where nothing is merged; sampling is not.
+        ({}, "bf16-mixed", {"collect": True, "evaluate": False}),
+        ({"dtype": "bfloat16"}, "32-true", {"collect": False, "evaluate": False}),
+        # Written out in full on a CPU, merged or not.
+        ({"quantization": "nf4", "dtype": "bfloat16"}, "32-true", {"collect": True, "evaluate": True}),
+    ],
+)
+def test_the_base_is_there_twice_where_it_is_merged_or_written_out(
+    model: dict[str, Any], precision: Any, twice: dict[str, bool]
+) -> None:
+    config = replace(_config("ITPO"), fabric=FabricConfig(accelerator="cpu", precision=precision))
+    found = plan_memory(replace(config, model=ModelConfig(context_length=128, **model)))
+    steps = {step.phase: step for step in found.steps if step.name in ("sample", "score initial")}
+    sizes = {phase: _sizes(steps[phase].parts)["merged weights"] for phase in twice}
+    assert {phase: size > 0 for phase, size in sizes.items()} == twice
+    # In each of 3 layers: queries, keys, values and output of 128 x 128, and three maps of 128 x 320.
+    bytes_each = 2 if "dtype" in model else 4
+    assert set(sizes.values()) <= {0, bytes_each * 3 * (4 * 128**2 + 3 * 128 * 320)}
 
 
 def test_a_pretended_layer_keeps_what_it_would_keep() -> None:
