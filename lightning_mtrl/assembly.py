@@ -17,6 +17,7 @@ from lightning_mtrl.errors import UserError
 from lightning_mtrl.launching import join
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.load import load_model, text_limit
+from lightning_mtrl.models.merging import keeps_changes
 from lightning_mtrl.models.sources import expect_adapter
 from lightning_mtrl.models.tiny import TINY_MODELS, tiny_model_of
 from lightning_mtrl.parsing import build_algorithm, build_environment
@@ -200,6 +201,9 @@ def build_backbone(config: ModelConfig, tiny: str = "sales") -> tuple[Backbone, 
 
     pi_0 is the base itself, or `model.adapter`; `tiny` brings its own. Which embedded model that name
     stands for is said by `tiny` (see `tiny_model_of`).
+
+    Raises:
+        UserError: for an adapter that full fine-tuning would have to merge into weights in half precision.
     """
     loaded = load_model(
         config.name,
@@ -236,6 +240,13 @@ def backbone_on(model: PreTrainedModel, config: ModelConfig, tiny: str = "sales"
 def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
     from peft import PeftModel
 
+    if not keeps_changes(model.dtype):
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise UserError(
+            f"model.dtype is {dtype!r}, but the initial policy is the adapter {adapter!r}, which "
+            f"model.fine_tuning full adds to the base's weights: in half precision rounding would take most "
+            f"of it away. Pass --model.dtype float32, or --model.fine_tuning lora."
+        )
     if model.device.type == "meta":
         return model  # a plan has no weights, only their shapes
     merged: PreTrainedModel = PeftModel.from_pretrained(model, adapter).merge_and_unload()

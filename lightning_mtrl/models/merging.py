@@ -36,8 +36,12 @@ def merged(layers: Sequence[LoraLayer], role: str) -> Iterator[None]:
 
 def merges_exactly(weight: Tensor) -> bool:
     """Whether a small change of such weights survives being added to them, and the product after that."""
-    full = weight.dtype in (torch.float32, torch.float64)
-    return full and not torch.is_autocast_enabled(weight.device.type)
+    return keeps_changes(weight.dtype) and not torch.is_autocast_enabled(weight.device.type)
+
+
+def keeps_changes(dtype: torch.dtype) -> bool:
+    """Whether a weight of that type plus a number of an adapter's is more than the weight itself."""
+    return dtype in (torch.float32, torch.float64)
 
 
 def _merge(layer: Any, role: str, undo: ExitStack) -> None:

@@ -12,6 +12,9 @@ from peft import LoraConfig
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from lightning_mtrl.assembly import build_backbone
+from lightning_mtrl.config import ModelConfig
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.models.saving import save_merged
 
@@ -61,6 +64,17 @@ def test_what_an_adapter_changes_is_the_same_while_it_samples(precision: str, si
         assert (found - wanted).norm() < 1e-6 * base.norm()
     else:
         assert torch.equal(found, wanted)
+
+
+def test_full_fine_tuning_starts_from_all_of_an_adapter_or_not_at_all() -> None:
+    """What a merged pi_0 computes is what peft's layers compute one after the other."""
+    apart, _ = build_backbone(ModelConfig())
+    merged, _ = build_backbone(ModelConfig(fine_tuning="full"))
+    base, wanted, found = logits(apart, "base"), logits(apart, "policy"), logits(merged, "policy")
+    assert (wanted - base).norm() > 0.01 * base.norm()
+    assert (found - wanted).norm() < 1e-5 * base.norm()
+    with pytest.raises(UserError, match=r"model\.dtype is 'bfloat16'.*--model\.dtype float32"):
+        build_backbone(ModelConfig(fine_tuning="full", dtype="bfloat16"))
 
 
 def test_a_merge_that_fails_halfway_leaves_nothing_merged(monkeypatch: pytest.MonkeyPatch) -> None:
