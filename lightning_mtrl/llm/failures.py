@@ -67,14 +67,12 @@ def attempt_of(error: openai.OpenAIError | ValueError, model: str, base_url: str
 
 
 def _asked_wait(value: str | None) -> float | None:
-    """Seconds of a Retry-After header, which holds a number or a date."""
+    """Seconds of a Retry-After header, which holds a number or a date; None where it holds neither."""
     if value is None:
         return None
+    number = value.replace(".", "", 1).isdecimal()
     try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
+        wait = float(value) if number else parsedate_to_datetime(value).timestamp() - time()
     except ValueError:
         return None
+    return max(0.0, wait)
