@@ -52,6 +52,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "ranges",
         "speaker",
         "errors",
+        "well_formed",
     ),
 )
 RANKS = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

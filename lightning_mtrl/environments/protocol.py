@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from lightning_mtrl.well_formed import lone_surrogate
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -23,9 +25,9 @@ class Observation:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _expect(isinstance(self.text, str), "Observation.text", self.text, "a text")
-        told = self.system is None or isinstance(self.system, str)
-        _expect(told, "Observation.system", self.system, "a text or None")
+        _expect_text("Observation.text", self.text)
+        if self.system is not None:
+            _expect_text("Observation.system", self.system, "a text or None")
         _expect(isinstance(self.info, Mapping), "Observation.info", self.info, "a dictionary")
 
 
@@ -50,8 +52,7 @@ class Transition:
     info: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        text = isinstance(self.observation, str)
-        _expect(text, "Transition.observation", self.observation, "a text (it may be empty)")
+        _expect_text("Transition.observation", self.observation, "a text (it may be empty)")
         # Numbers of NumPy and torch have it too, and no text has.
         _expect(hasattr(type(self.reward), "__float__"), "Transition.reward", self.reward, "a number")
         for name in ("terminated", "truncated"):
@@ -59,12 +60,22 @@ class Transition:
             truth = isinstance(value, bool | int) or hasattr(value, "dtype")
             _expect(truth, f"Transition.{name}", value, "True or False")
         _expect(isinstance(self.info, Mapping), "Transition.info", self.info, "a dictionary")
+        for key in ("sent", "reply"):
+            if isinstance(self.info.get(key), str):
+                _expect_text(f"Transition.info[{key!r}]", self.info[key])
 
 
 def _expect(holds: bool, name: str, value: object, expected: str) -> None:
     """A wrong type is told where the environment makes it, and costs that conversation alone."""
     if not holds:
         raise TypeError(f"{name} is {value!r:.60}, but {expected} was expected")
+
+
+def _expect_text(name: str, value: object, expected: str = "a text") -> None:
+    """The same for words, which can be neither tokenized nor stored where a character of theirs is broken."""
+    _expect(isinstance(value, str), name, value, expected)
+    if lone_surrogate(str(value)) is not None:
+        raise ValueError(f"{name} holds half of a character (a lone surrogate)")
 
 
 @runtime_checkable

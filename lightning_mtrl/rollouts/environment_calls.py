@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
-from lightning_mtrl.environments.protocol import Observation, Transition
-from lightning_mtrl.rollouts.well_formed import lone_surrogate
-
 Answer = TypeVar("Answer")
 Key = TypeVar("Key")
 
@@ -129,22 +126,7 @@ def _checked(answer: Any, expected: type[Answer]) -> Answer | Failure[Answer]:
         return Failure(
             TypeError(f"the environment returned {type(answer).__name__}, not {expected.__name__}")
         )
-    error = _broken_text(answer)
-    return answer if error is None else Failure(error)
-
-
-def _broken_text(answer: Any) -> Exception | None:
-    """What of an environment's words could not be tokenized or stored; None where all can."""
-    said: dict[str, Any] = {}
-    if isinstance(answer, Observation):
-        said = {"text": answer.text, "system": answer.system}
-    elif isinstance(answer, Transition):
-        said = {"observation": answer.observation}
-        said |= {key: answer.info[key] for key in ("sent", "reply") if key in answer.info}
-    for name, text in said.items():
-        if isinstance(text, str) and lone_surrogate(text) is not None:
-            return ValueError(f"the environment's {name} holds half of a character (a lone surrogate)")
-    return None
+    return answer
 
 
 async def _settled(waiting: Awaitable[Any]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lightning_mtrl.conversation import DISPOSITIONS, Conversation
-from lightning_mtrl.rollouts.well_formed import is_finite, lone_surrogate
+from lightning_mtrl.well_formed import is_finite, lone_surrogate
 
 TELLING = (None, "accepted", "abstained")  # dispositions that say what was suggested, without the suggestion
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lightning_mtrl.conversation import Conversation, Message, Turn
 from lightning_mtrl.environments.protocol import Environment, Observation, Transition
 from lightning_mtrl.rollouts.decoding import SampledResponse
-from lightning_mtrl.rollouts.well_formed import is_finite
+from lightning_mtrl.well_formed import is_finite
 
 TURN_KEYS = ("sent", "reply", "disposition", "outcome")
 FINAL_KEYS = ("tokens", "pivotal_turn")  # of the last transition; kept with the conversation

@@ -13,7 +13,7 @@ from typing import Any
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.columns import read_parquet
 from lightning_mtrl.rollouts.log_files import expect_utf_8
-from lightning_mtrl.rollouts.well_formed import is_finite
+from lightning_mtrl.well_formed import is_finite
 
 ROUNDING = 1e-9  # of equal outcomes, one of them written as decimals
 ENDINGS = (".jsonl", ".csv", ".parquet")

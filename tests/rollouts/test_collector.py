@@ -263,17 +263,17 @@ class Misspoken(Dialogue):
         return replace(step, **self.answer) if self.fails else step
 
 
-HALF = "ValueError: the environment's {} holds half of a character (a lone surrogate)"
+HALF = "ValueError: {} holds half of a character (a lone surrogate)"
 
 
 @pytest.mark.parametrize(
     ("answer", "opening", "cause"),
     [
-        ({}, {"text": "9 \ud83d"}, HALF.format("text")),
-        ({}, {"system": "\ud83d"}, HALF.format("system")),
-        ({"observation": "\ude00"}, {}, HALF.format("observation")),
-        ({"info": {"sent": "\ud83d"}}, {}, HALF.format("sent")),
-        ({"info": {"reply": "\ud83d"}}, {}, HALF.format("reply")),
+        ({}, {"text": "9 \ud83d"}, HALF.format("Observation.text")),
+        ({}, {"system": "\ud83d"}, HALF.format("Observation.system")),
+        ({"observation": "\ude00"}, {}, HALF.format("Transition.observation")),
+        ({"info": {"sent": "\ud83d"}}, {}, HALF.format("Transition.info['sent']")),
+        ({"info": {"reply": "\ud83d"}}, {}, HALF.format("Transition.info['reply']")),
         ({"reward": 10**400}, {}, "reward is not a finite number"),
         ({"terminated": True, "info": {"outcome": 10**400}}, {}, "no outcome"),
         ({"terminated": True, "info": {"outcome": "won"}}, {}, "no outcome"),
