@@ -12,22 +12,9 @@ from lightning_mtrl.modules.surrogate import ClipTerm, RatioUnit
 
 @dataclass(frozen=True)
 class ITPOConfig(MixingConfig):
-    """What is rewarded, and how the policy steps on it.
+    """What is rewarded (see `MixingConfig`), and how the policy steps on it.
 
     Attributes:
-        process_weight: of the rewards that the credit assigner gives. Published: 5.
-        outcome_weight: of the outcome at the end of the conversation. Published (table 2): 0 with Norm-ITPO,
-            5 with ITPO and PRIME. A common factor of the two is removed by whitening.
-        token_penalty: lambda, what a token of a message after the prompt costs, the user's included.
-            Published: 5e-5 on outcomes in [0, 1].
-        penalty_counts: what the penalty counts: "tokens" of the model, template glue included; "words"
-            between spaces, as in the released code.
-        penalty_in_outcome: as in the released code, the outcome term holds the penalty too, which then
-            counts twice where both weights are above 0.
-        clamp: outcome and penalty are each kept within [-1, 1], as published; what a credit assigner learns
-            from is the outcome as it is.
-        whiten: scale advantages to mean 0 and variance 1 over all sampled tokens ("token", as in the
-            released code), with every response weighing the same ("turn"), or not ("none").
         epochs: passes over the conversations of an iteration.
         minibatch_groups: groups in one optimizer step. Published: 4 groups of 8.
         micro_batch_size: conversations in one forward pass, at most; null for as many as are of similar
