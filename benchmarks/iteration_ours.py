@@ -10,28 +10,17 @@ from pathlib import Path
 import torch
 
 import measuring
+from engine_options import KL_COEF, LEARNING_RATE, talk_options
 from lightning_mtrl.config import ClassSpec, DataConfig, ModelConfig, RunConfig
 from lightning_mtrl.loop import PolicyIterationLoop
 from lightning_mtrl.runs.folder import RunFolder
-
-BETA = 1e-3  # weight of the KL penalty to pi_0
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--conversations", type=int, required=True)
-    parser.add_argument("--turns", type=int, required=True)
-    parser.add_argument("--response-tokens", type=int, required=True)
-    parser.add_argument("--dtype", default="float32")
-    return parser.parse_args()
 
 
 def configuration(a: argparse.Namespace) -> RunConfig:
     outcome = {"class_path": "lightning_mtrl.credit.Outcome"}
     groups = a.conversations // 4
     settings = {
-        "kl_coef": BETA, "learning_rate": 1e-6, "minibatch_groups": groups, "micro_batch_size": 4,
+        "kl_coef": KL_COEF, "learning_rate": LEARNING_RATE, "minibatch_groups": groups, "micro_batch_size": 4,
         "epochs": 1, "process_weight": 1.0, "outcome_weight": 0.0,
     }  # fmt: skip
     return RunConfig(
@@ -47,7 +36,7 @@ def configuration(a: argparse.Namespace) -> RunConfig:
 
 
 def main() -> None:
-    a = arguments()
+    a = talk_options(__doc__).parse_args()
     folder = RunFolder.create("benchmark", Path(tempfile.mkdtemp()) / "run")
     loop = PolicyIterationLoop(configuration(a), folder)
     measuring.report(engine="lightning_mtrl", threads=torch.get_num_threads())

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
 from typing import Any
 
@@ -20,28 +19,21 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 import trl
 from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 
 import measuring
+from engine_options import KL_COEF, LEARNING_RATE, talk_options
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
 from rereading import generated
 from talk import OPENERS, SYSTEM, Talk
+from trl_settings import ENDLESS, loaded, lora, settings
 
-MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-BETA = 1e-3
-ENDLESS = 1_000_000
 ORDINARY = 1_000  # id of a token that is no end of turn
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--conversations", type=int, required=True)
-    parser.add_argument("--turns", type=int, required=True)
-    parser.add_argument("--response-tokens", type=int, required=True)
+    parser = talk_options(__doc__)
     parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--dtype", default="float32")
     return parser.parse_args()
 
 
@@ -118,10 +110,7 @@ class Conversations:
 
 def main() -> None:
     a = arguments()
-    model = AutoModelForCausalLM.from_pretrained(a.model, dtype=getattr(torch, a.dtype))
-    tokenizer = AutoTokenizer.from_pretrained(a.model)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    model, tokenizer = loaded(a)
     turns = Turns()
     conversations = Conversations(a, ChatTokenizer(tokenizer), turns)
     prompts = [
@@ -129,16 +118,12 @@ def main() -> None:
         for text in OPENERS
     ]
     config = trl.RLOOConfig(
-        output_dir=tempfile.mkdtemp(), per_device_train_batch_size=a.micro_batch,
-        gradient_accumulation_steps=a.conversations // a.micro_batch, num_generations=4, beta=BETA,
-        max_completion_length=a.response_tokens, max_steps=ENDLESS, learning_rate=1e-6, report_to="none",
-        save_strategy="no", logging_strategy="no", use_cpu=not torch.cuda.is_available(), bf16=False,
-        disable_tqdm=True, gradient_checkpointing=False, seed=0,
+        **settings(a, LEARNING_RATE), num_generations=4, beta=KL_COEF,
+        max_completion_length=a.response_tokens, max_steps=ENDLESS,
     )  # fmt: skip
     trainer = trl.RLOOTrainer(
         model=model, args=config, processing_class=tokenizer, train_dataset=Dataset.from_list(prompts * 8),
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=MODULES, task_type="CAUSAL_LM"),
-        reward_funcs=conversations.outcomes, callbacks=[turns],
+        peft_config=lora(), reward_funcs=conversations.outcomes, callbacks=[turns],
     )  # fmt: skip
     conversations.generate, trainer.model.generate = trainer.model.generate, conversations
     measuring.report(engine=f"TRL {trl.__version__}", threads=torch.get_num_threads())

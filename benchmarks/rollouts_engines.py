@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import measuring
+from engine_options import talk_options
 from lightning_mtrl.conversation import Message
 from lightning_mtrl.models.load import load_model
 from lightning_mtrl.rollouts.collector import Collector
@@ -22,14 +23,9 @@ from talk import Talk
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = talk_options(__doc__)
     parser.add_argument("--engine", choices=["ours", "peer"], required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--conversations", type=int, required=True)
-    parser.add_argument("--turns", type=int, required=True)
-    parser.add_argument("--response-tokens", type=int, required=True)
     parser.add_argument("--temperature", type=float, required=True)
-    parser.add_argument("--dtype", default="float32")
     return parser.parse_args()
 
 

@@ -19,6 +19,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 import measuring
+from engine_options import training_options
 from lightning_mtrl import objectives
 from lightning_mtrl.algorithms.agreement import BehaviourCheck
 from lightning_mtrl.algorithms.base import Context
@@ -40,16 +41,8 @@ LOW, HIGH = 100, 40_000  # ids of ordinary tokens
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--algorithm", choices=["rloo", "grpo", "ppo"], required=True)
-    parser.add_argument("--fine-tuning", choices=["lora", "full"], default="lora")
-    parser.add_argument("--conversations", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--scored", type=int, default=240)
-    parser.add_argument("--micro-batch", type=int, default=1)
+    parser = training_options(__doc__, micro_batch=1)
     parser.add_argument("--value-role", choices=["value", "policy"], default="value")
-    parser.add_argument("--dtype", default="float32")
     return parser.parse_args()
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import random
-import tempfile
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -27,27 +26,13 @@ import torch
 import transformers
 import trl
 from datasets import Dataset
-from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 
 import measuring
+from engine_options import training_options
+from trl_settings import ENDLESS, loaded, lora, settings
 
-# What "all-linear" means for ours.
-MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-ENDLESS = 1_000_000
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--algorithm", choices=["rloo", "grpo", "ppo"], required=True)
-    parser.add_argument("--fine-tuning", choices=["lora", "full"], default="lora")
-    parser.add_argument("--conversations", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--scored", type=int, default=240)
-    parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--dtype", default="float32")
-    return parser.parse_args()
+LEARNING_RATE = 1e-9
 
 
 class Turns(TrainerCallback):
@@ -95,22 +80,16 @@ def random_generation(a: argparse.Namespace, turns: Turns, vocabulary: int) -> C
     return generate
 
 
-def settings(a: argparse.Namespace) -> dict[str, Any]:
-    on_cpu = not torch.cuda.is_available()
-    return {
-        "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": a.micro_batch,
-        "gradient_accumulation_steps": a.conversations // a.micro_batch, "learning_rate": 1e-9,
-        "report_to": "none", "save_strategy": "no", "logging_strategy": "no", "use_cpu": on_cpu,
-        "bf16": False, "disable_tqdm": True, "gradient_checkpointing": False, "seed": 0,
-    }  # fmt: skip
-
-
 def compared(a: argparse.Namespace, parts: dict[str, Any], prompt: str, turns: Turns) -> Any:
     """RLOO or GRPO."""
     of = {"rloo": (trl.RLOOConfig, trl.RLOOTrainer), "grpo": (trl.GRPOConfig, trl.GRPOTrainer)}
     make_config, make_trainer = of[a.algorithm]
     config = make_config(
-        **settings(a), num_generations=4, max_completion_length=a.scored, max_steps=ENDLESS, beta=0.0
+        **settings(a, LEARNING_RATE),
+        num_generations=4,
+        max_completion_length=a.scored,
+        max_steps=ENDLESS,
+        beta=0.0,
     )
     trainer = make_trainer(
         model=parts["model"], args=config, processing_class=parts["tokenizer"], peft_config=parts["lora"],
@@ -136,7 +115,7 @@ def valued(a: argparse.Namespace, parts: dict[str, Any], prompt: str, turns: Tur
         a.model, num_labels=1, dtype=getattr(torch, a.dtype)
     )
     config = PPOConfig(
-        **settings(a), num_ppo_epochs=1, num_mini_batches=1, response_length=a.scored,
+        **settings(a, LEARNING_RATE), num_ppo_epochs=1, num_mini_batches=1, response_length=a.scored,
         total_episodes=a.conversations * 1000, local_rollout_forward_batch_size=a.micro_batch,
         num_sample_generations=0, stop_token="eos",
     )  # fmt: skip
@@ -152,13 +131,9 @@ def valued(a: argparse.Namespace, parts: dict[str, Any], prompt: str, turns: Tur
 
 
 def main() -> None:
-    a = arguments()
-    model = AutoModelForCausalLM.from_pretrained(a.model, dtype=getattr(torch, a.dtype))
-    tokenizer = AutoTokenizer.from_pretrained(a.model)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    lora = LoraConfig(r=16, lora_alpha=32, target_modules=MODULES, task_type="CAUSAL_LM")
-    parts = {"model": model, "tokenizer": tokenizer, "lora": lora if a.fine_tuning == "lora" else None}
+    a = training_options(__doc__, micro_batch=4).parse_args()
+    model, tokenizer = loaded(a)
+    parts = {"model": model, "tokenizer": tokenizer, "lora": lora() if a.fine_tuning == "lora" else None}
     prompt = " the" * (a.tokens - a.scored)
     found = len(tokenizer.encode(prompt, add_special_tokens=False))
     if found != a.tokens - a.scored:
