@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from whole_runs import end_with_the_test
 
 from lightning_mtrl import cli
 from lightning_mtrl.algorithms import GRPO, RLOO, AdvantageEstimator
@@ -20,9 +21,7 @@ Mistake = Callable[..., str]
 def mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Mistake:
     """Runs a command that must fail in an empty folder, and returns its message."""
     monkeypatch.chdir(tmp_path)
-    # Fabric writes these when it seeds; here they end with the test.
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")
+    end_with_the_test(monkeypatch)
 
     def run(*arguments: str) -> str:
         assert cli.main([str(argument) for argument in arguments]) == 2

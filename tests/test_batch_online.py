@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_models import PAD, small_backbone, small_context, some_talks
+from whole_runs import end_with_the_test
 
 from lightning_mtrl.assembly import Learner
 from lightning_mtrl.batch_online import with_logprobs
@@ -257,8 +258,7 @@ def test_a_mistake_is_one_readable_message(
     (tmp_path / "others.csv").write_text("id,outcome\nz,1\n")
     given = {"LOGS": runs["logs"][0], "STEP": runs["steps"][0], "EMPTY": tmp_path / "empty.jsonl"}
     given |= {"RUN": tmp_path / "run", "OPEN": tmp_path / "open.jsonl", "OTHERS": tmp_path / "others.csv"}
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")
+    end_with_the_test(monkeypatch)
     assert cli.main([re.sub(r"[A-Z]{3,}$", lambda m: str(given.get(m[0], m[0])), a) for a in arguments]) == 2
     printed = capsys.readouterr()
     told = printed.err

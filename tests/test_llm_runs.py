@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 from fake_llm import Answer, serving
+from whole_runs import SECRET, end_with_the_test, texts_of, written
 
 from lightning_mtrl import cli
 from lightning_mtrl.rollouts.logs import read_conversations
 
 pytest.importorskip("openai")
 PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
-SECRET = "sk-very-secret-0123456789"
 CONFIG: dict[str, Any] = {
     "seed": 3,
     "fabric": {"accelerator": "cpu", "threads": 1},
@@ -64,16 +64,13 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "PYTORCH_NVML_BASED_CUDA_CHECK"):
-        monkeypatch.setenv(variable, "0")  # set by a run, and put back after it
+    end_with_the_test(monkeypatch)
 
 
-def config(folder: Path, server: dict[str, Any]) -> Path:
+def config(folder: Path, server: dict[str, Any]) -> str:
     made = json.loads(json.dumps(CONFIG))
     made["environment"]["init_args"]["server"] = {"model": "fake", "retries": 0, **server}
-    file = folder / "config.yaml"
-    file.write_text(json.dumps(made))  # JSON is YAML
-    return file
+    return written(folder, made)
 
 
 def llm_metrics(run: Path) -> dict[str, dict[str, float]]:
@@ -92,10 +89,10 @@ def test_what_language_models_were_asked_and_cost_is_logged_for_each_policy(tmp_
     with serving([busy, Answer("It is a party.")]) as fake:
         server = {"base_url": fake.base_url, "retries": 1, "backoff_seconds": 0.01}
         prices = {"input_price": 3.0, "output_price": 40.0, "record": str(tmp_path / "record.jsonl")}
-        file = config(tmp_path, {**server, **prices})
-        assert cli.main(["fit", f"--config={file}", f"--run_dir={tmp_path / 'run'}"]) == 0
+        chosen = config(tmp_path, {**server, **prices})
+        assert cli.main(["fit", chosen, f"--run_dir={tmp_path / 'run'}"]) == 0
         asked = len(fake.bodies)
-        assert cli.main(["fit", f"--config={file}", f"--run_dir={tmp_path / 'again'}"]) == 0
+        assert cli.main(["fit", chosen, f"--run_dir={tmp_path / 'again'}"]) == 0
         assert len(fake.bodies) == asked
     first = llm_metrics(tmp_path / "run")
     assert set(first) == {"0", "1"}
@@ -115,21 +112,17 @@ def test_what_language_models_were_asked_and_cost_is_logged_for_each_policy(tmp_
     assert again["0"]["llm/cost"] == 0.0
 
 
-def texts_of(run: Path) -> str:
-    return "\n".join(path.read_bytes().decode("latin-1") for path in run.rglob("*") if path.is_file())
-
-
 def test_an_iteration_completes_and_the_key_is_in_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving([Answer("It is a party.")]) as fake:
         server = {"base_url": fake.base_url, "record": str(tmp_path / "record.jsonl")}
-        file = config(tmp_path, server)
-        assert cli.main(["fit", f"--config={file}", f"--run_dir={tmp_path / 'run'}"]) == 0
+        chosen = config(tmp_path, server)
+        assert cli.main(["fit", chosen, f"--run_dir={tmp_path / 'run'}"]) == 0
         asked = len(fake.bodies)
         assert set(fake.keys) == {f"Bearer {SECRET}"}
         # The same run once more is answered from the record.
-        assert cli.main(["fit", f"--config={file}", f"--run_dir={tmp_path / 'again'}"]) == 0
+        assert cli.main(["fit", chosen, f"--run_dir={tmp_path / 'again'}"]) == 0
         # Validation may repeat itself, where the step has changed no response.
         assert 2 + 4 <= asked <= 2 + 4 + 2
         assert len(fake.bodies) == asked
@@ -152,8 +145,8 @@ def test_a_server_that_dies_stops_the_run_which_keeps_what_it_has(
         return Answer("It is a party.") if left[0] >= 0 else Answer(status=503, body="")
 
     with serving(answer) as fake:
-        file = config(tmp_path, {"base_url": fake.base_url})
-        arguments = [f"--config={file}", f"--run_dir={tmp_path / 'run'}", "--data.max_failure_share=0.25"]
+        chosen = config(tmp_path, {"base_url": fake.base_url})
+        arguments = [chosen, f"--run_dir={tmp_path / 'run'}", "--data.max_failure_share=0.25"]
         assert cli.main(["fit", *arguments]) == 2
     told = capsys.readouterr().err
     assert "2 conversations failed, so the collection was stopped" in told
@@ -168,8 +161,8 @@ def test_a_server_that_dies_stops_the_run_which_keeps_what_it_has(
 
 def test_a_wrong_key_ends_the_run_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving([Answer(status=401, body=json.dumps({"error": {"message": SECRET}}))]) as fake:
-        file = config(tmp_path, {"base_url": fake.base_url})
-        assert cli.main(["fit", f"--config={file}", f"--run_dir={tmp_path / 'run'}"]) == 2
+        chosen = config(tmp_path, {"base_url": fake.base_url})
+        assert cli.main(["fit", chosen, f"--run_dir={tmp_path / 'run'}"]) == 2
     told = capsys.readouterr().err
     assert "the key is missing or wrong" in told.splitlines()[-1]
     assert "environment variable OPENAI_API_KEY" in told
@@ -177,8 +170,8 @@ def test_a_wrong_key_ends_the_run_in_one_line(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_key_in_a_configuration_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = config(tmp_path, {"api_key_variable": SECRET})
-    assert cli.main(["fit", f"--config={file}", f"--run_dir={tmp_path / 'run'}"]) == 2
+    chosen = config(tmp_path, {"api_key_variable": SECRET})
+    assert cli.main(["fit", chosen, f"--run_dir={tmp_path / 'run'}"]) == 2
     told = capsys.readouterr().err
     assert "api_key_variable must be the name of an environment variable" in told
     assert SECRET not in told
@@ -244,8 +237,8 @@ def test_an_iteration_with_smollm2_as_the_user_completes(
         "timeout_seconds": 300,
         "retries": 1,
     }
-    file = config(tmp_path, server)
-    assert cli.main(["fit", f"--config={file}", f"--run_dir={tmp_path / 'run'}"]) == 0
+    chosen = config(tmp_path, server)
+    assert cli.main(["fit", chosen, f"--run_dir={tmp_path / 'run'}"]) == 0
     rollouts = read_conversations(tmp_path / "run" / "rollouts" / "iteration-0000.jsonl").conversations
     assert len(rollouts) == 4
     assert all(c.outcome is not None and c.turns[0].observation for c in rollouts)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from whole_runs import end_with_the_test
 
 from lightning_mtrl import cli, recorder
 from lightning_mtrl.config import LoopConfig
@@ -36,8 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "config.yaml").write_text(CONFIG)
     with pytest.MonkeyPatch.context() as patched:
-        for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-            patched.setenv(variable, "0")  # set by the run, and put back after it
+        end_with_the_test(patched)
         assert cli.main(["fit", f"--config={folder / 'config.yaml'}", f"--run_dir={folder / 'run'}"]) == 0
     return folder / "run"
 
@@ -45,8 +45,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, to resume."""
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(variable, "0")
+    end_with_the_test(monkeypatch)
     shutil.copytree(finished, tmp_path / "run")
     return tmp_path / "run"
 
@@ -88,8 +87,7 @@ def test_a_run_that_converged_goes_on_when_that_is_no_reason_to_stop(
 def test_a_run_killed_right_after_its_last_checkpoint_has_the_last_policy_of_the_unbroken_one(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(variable, "0")
+    end_with_the_test(monkeypatch)
     (tmp_path / "config.yaml").write_text(CONFIG)
     run = tmp_path / "run"
 

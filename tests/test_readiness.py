@@ -12,6 +12,7 @@ from fake_llm import Answer, serving
 from gguf_files import write_gguf
 from loopback import answering
 from transformers import LlamaForCausalLM
+from whole_runs import end_with_the_test
 
 from lightning_mtrl import assembly, cli, loop
 from lightning_mtrl.config import RunConfig
@@ -40,8 +41,7 @@ Refused = Callable[..., str]
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Runs a command that must fail before it makes or names a folder, and returns its one line."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")  # set by a run, and put back after it
+    end_with_the_test(monkeypatch)
 
     def run(command: str, *arguments: str) -> str:
         capsys.readouterr()  # what the test itself has printed

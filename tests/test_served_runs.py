@@ -14,6 +14,7 @@ import torch
 from fake_vllm import vllm_serving
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
+from whole_runs import SECRET, end_with_the_test, texts_of, written
 
 from lightning_mtrl import cli
 from lightning_mtrl.models.tiny import TINY_ADAPTER, TINY_FOLDER
@@ -21,7 +22,6 @@ from lightning_mtrl.rollouts.logs import read_conversations
 
 pytest.importorskip("openai")
 pytestmark = pytest.mark.timeout(600)
-SECRET = "sk-very-secret-0123456789"
 CONFIG: dict[str, Any] = {
     "seed": 3,
     "fabric": {"accelerator": "cpu", "threads": 1},
@@ -50,16 +50,11 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", SECRET)
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "PYTORCH_NVML_BASED_CUDA_CHECK"):
-        monkeypatch.setenv(variable, "0")  # set by a run, and put back after it
+    end_with_the_test(monkeypatch)
 
 
 def configured(folder: Path, **server: Any) -> str:
-    made = json.loads(json.dumps(CONFIG))
-    made["data"]["server"] = server
-    file = folder / "config.yaml"
-    file.write_text(json.dumps(made))  # JSON is YAML
-    return f"--config={file}"
+    return written(folder, {**CONFIG, "data": {**CONFIG["data"], "server": server}})
 
 
 def metrics(run: Path) -> dict[str, float]:
@@ -85,8 +80,7 @@ def test_an_itpo_iteration_on_a_server_is_one_as_usual(
     assert fake.keys == {f"Bearer {SECRET}"}
     printed = capsys.readouterr()
     assert "the trainer's are used" in printed.out
-    files = [path.read_bytes().decode("latin-1") for path in run.rglob("*") if path.is_file()]
-    assert SECRET not in "".join([*files, printed.out, printed.err])
+    assert SECRET not in texts_of(run) + printed.out + printed.err
     measured = metrics(run)
     for name in ("max", "mean"):
         assert 0 <= measured[f"rollouts/server_difference_{name}"] < 1e-4

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from whole_runs import end_with_the_test
 
 from lightning_mtrl import cli
 from lightning_mtrl.algorithms import ITPO
@@ -279,8 +280,7 @@ validation: {conversations: 4, sample_conversations: 1}
 def test_a_run_that_was_stopped_and_resumed_has_the_bytes_of_one_that_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(variable, "0")  # set by the run, and put back after the test
+    end_with_the_test(monkeypatch)
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
     whole, broken = tmp_path / "whole", tmp_path / "broken"
