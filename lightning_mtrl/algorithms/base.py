@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.idle_keys import Idle
-from lightning_mtrl.modules.workload import Extent, Pass, Sampling, module_passes
+from lightning_mtrl.modules.workload import Extent, Work, module_passes
 from lightning_mtrl.processes import Processes
 
 if TYPE_CHECKING:
@@ -152,8 +152,8 @@ class Algorithm(ABC):
     def modules(self) -> dict[str, tuple[RoleModule, Any]]:
         """Each trained module with its optimizer, by the name used in checkpoints."""
 
-    def workload(self, extent: Extent) -> list[Pass | Sampling]:
-        """The largest passes of evaluation and improvement, for a plan of memory; asked after `setup`.
+    def workload(self, extent: Extent) -> Sequence[Work]:
+        """The largest passes of evaluation and improvement, and what they keep; asked after `setup`.
 
         By default every module trains on batches of `data.batch_size` whole conversations.
         """

@@ -17,7 +17,7 @@ from lightning_mtrl.algorithms.passes import rows_in_pass
 from lightning_mtrl.batch import ConversationBatch, TokenBatch, TurnFeatures, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.modules.q_critic import QCritic
-from lightning_mtrl.modules.workload import Extent, Pass
+from lightning_mtrl.modules.workload import Extent, Kept, Pass, Work
 
 SCORING_BATCH = 128  # conversations in a pass without gradients, at most
 
@@ -132,8 +132,8 @@ def predict(inputs: CriticInputs, conversations: Sequence[Conversation]) -> list
     return [found[place] for place in range(len(conversations))]
 
 
-def critic_passes(critic: QCritic, extent: Extent, rows: int, rows_key: str) -> list[Pass]:
-    """The largest passes that fit, measure and probe a critic, for a plan of memory.
+def critic_passes(critic: QCritic, extent: Extent, rows: int, rows_key: str) -> list[Work]:
+    """The largest passes that fit, measure and probe a critic, and its best state, for a plan of memory.
 
     Args:
         critic: whose passes.
@@ -144,10 +144,11 @@ def critic_passes(critic: QCritic, extent: Extent, rows: int, rows_key: str) -> 
     measured = min(extent.conversations, rows_in_pass(extent.tokens, SCORING_BATCH))
     key = "model.context_length"
     scoring = Pass("evaluate", "critic", critic.role, measured, extent.tokens, layer=critic.layer, key=key)
+    best = Kept("evaluate", "critic")
     if not critic.owns_role:
-        return [scoring]
+        return [scoring, best]
     trained = min(rows, extent.conversations)
-    return [replace(scoring, rows=trained, trains=True, key=rows_key), scoring]
+    return [replace(scoring, rows=trained, trains=True, key=rows_key), scoring, best]
 
 
 def _by_length(conversations: Sequence[Conversation]) -> list[list[int]]:

@@ -38,7 +38,7 @@ from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.q_losses import q_loss
 from lightning_mtrl.modules.value_head import ValueHead
-from lightning_mtrl.modules.workload import Extent, Pass, Sampling
+from lightning_mtrl.modules.workload import Extent, Kept, Work
 from lightning_mtrl.rollouts.datamodule import State
 
 # Added to a phase's seed, which is below it: the certificate's samples are not those of any round.
@@ -182,14 +182,15 @@ class IterativePPO(Algorithm):
         steppers = {"critic": self.critic_stepper, "policy": self.policy_stepper, "value": self.value_stepper}
         return {name: (s.module.module, s.optimizer) for name, s in steppers.items() if s is not None}
 
-    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+    def workload(self, extent: Extent) -> list[Work]:
         """The critic reads whole conversations; the policy a state and its responses in one row."""
         rows = self.evaluation.micro_batch_size or extent.batch_size
-        evaluated: list[Pass | Sampling] = list(
-            critic_passes(self.critic, extent, rows, "evaluation.micro_batch_size")
-        )
-        evaluated += off_policy_passes(self.critic, self.evaluation, extent)
-        return [*evaluated, *round_passes(self.improvement, self.critic, self.improver.value, extent)]
+        return [
+            *critic_passes(self.critic, extent, rows, "evaluation.micro_batch_size"),
+            *off_policy_passes(self.critic, self.evaluation, extent),
+            *round_passes(self.improvement, self.critic, self.improver.value, extent),
+            *(Kept("improve", name) for name in self.modules() if name != "critic"),
+        ]
 
     def state(self) -> dict[str, Any]:
         """The fixed set of turns, Q on it, and how it has changed."""

@@ -45,7 +45,7 @@ from lightning_mtrl.modules.base import RoleModule
 from lightning_mtrl.modules.policy import KLTerm, Policy
 from lightning_mtrl.modules.surrogate import MEAN_OVER
 from lightning_mtrl.modules.value_head import ValueHead
-from lightning_mtrl.modules.workload import Extent, Pass, Sampling, module_passes
+from lightning_mtrl.modules.workload import Extent, Pass, Work, module_passes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -153,7 +153,7 @@ class ITPO(Algorithm):
         own = {name: (s.module.module, s.optimizer) for name, s in steppers.items() if s is not None}
         return {**own, **self.credit.modules()}
 
-    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+    def workload(self, extent: Extent) -> list[Work]:
         """pi_0 scores whole conversations, the credit assigner learns from them, then the policy does."""
         s, tokens, scored = self.settings, extent.tokens, extent.sampled_tokens
         scoring = similar_rows(extent, extent.conversations, None)

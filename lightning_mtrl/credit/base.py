@@ -6,7 +6,7 @@ Another assigner is another subclass of `CreditAssigner`, in any file.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from lightning_mtrl import objectives
 from lightning_mtrl.batch import ConversationBatch
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.prm_config import PRMConfig
-from lightning_mtrl.modules.workload import Extent, Pass, Sampling, module_passes
+from lightning_mtrl.modules.workload import Extent, Work, module_passes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,7 +79,7 @@ class CreditAssigner(ABC):
         """Each trained module with its optimizer, by the name used in checkpoints."""
         return {}
 
-    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+    def workload(self, extent: Extent) -> Sequence[Work]:
         """The largest passes of `fit` and `assign`, for a plan of memory; asked after `setup`."""
         return list(module_passes(self.modules(), extent, extent.batch_size))
 

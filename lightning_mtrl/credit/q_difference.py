@@ -17,7 +17,7 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.credit.base import Credit, CreditAssigner, turn_ends, turn_mask
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.q_critic import QCritic
-from lightning_mtrl.modules.workload import Extent, Pass, Sampling
+from lightning_mtrl.modules.workload import Extent, Work
 
 if TYPE_CHECKING:
     from lightning_mtrl.algorithms.base import Context
@@ -97,10 +97,10 @@ class QDifference(CreditAssigner):
         rewards = objectives.place_turn_rewards(potential.diff(dim=1), batch.turn_index)
         return Credit(rewards, turn_ends(batch), includes_outcome=True)
 
-    def workload(self, extent: Extent) -> list[Pass | Sampling]:
+    def workload(self, extent: Extent) -> list[Work]:
         """The critic's."""
         rows = self.evaluation.micro_batch_size or extent.batch_size
-        return [*critic_passes(self.critic, extent, rows, "evaluation.micro_batch_size")]
+        return critic_passes(self.critic, extent, rows, "evaluation.micro_batch_size")
 
     def modules(self) -> dict[str, tuple[RoleModule, Any]]:
         """The critic."""

@@ -83,6 +83,22 @@ class Sampling:
     key: str = "data.rows"
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A copy of what a module has learned, in the memory of the CPU, for a phase to go back to.
+
+    Attributes:
+        phase: in which it is kept.
+        module: its name in `Algorithm.modules`.
+    """
+
+    phase: Phase
+    module: str
+
+
+Work = Pass | Sampling | Kept
+
+
 def module_passes(
     modules: Mapping[str, tuple[RoleModule, Any]], extent: Extent, rows: int, key: str = "data.batch_size"
 ) -> Iterable[Pass]:

@@ -2,117 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.merging import merges_exactly
-from lightning_mtrl.modules.workload import Extent, Pass, Sampling
+from lightning_mtrl.modules.workload import Extent, Kept, Pass, Sampling
 from lightning_mtrl.planning.blank_run import BlankRun, blank_run
 from lightning_mtrl.planning.devices import Device, device_of, libraries_bytes
+from lightning_mtrl.planning.memory_plan import MemoryPlan, Part, Step
 from lightning_mtrl.planning.passes import PassMemory, pass_memory, sampling_memory
 from lightning_mtrl.planning.pretend import Pretence
 from lightning_mtrl.planning.weights import bytes_of, head_bytes, optimizer_bytes
 from lightning_mtrl.rollouts.lean import laid_out_bytes
 
-PHASES = ("collect", "evaluate", "improve", "validate")
 PROMPT_TOKENS = 512  # room for what stands before the first response, where nothing is known of it
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some of the memory of a phase.
-
-    Attributes:
-        name: what it is for.
-        size: bytes.
-        key: the setting that makes it smaller; empty for none.
-    """
-
-    name: str
-    size: int
-    key: str = ""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One of the things that a phase does; only the largest of them counts.
-
-    Attributes:
-        phase: in which it happens.
-        name: what it is, such as "train policy".
-        shape: rows and tokens.
-        parts: what it needs besides weights and optimizer state.
-        activations: without and with `model.gradient_checkpointing`, in bytes; None where nothing is trained.
-    """
-
-    phase: str
-    name: str
-    shape: str
-    parts: tuple[Part, ...]
-    activations: tuple[int, int] | None = None
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return sum(part.size for part in self.parts)
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
-    """What a run will take.
-
-    Attributes:
-        device: where.
-        tokens: of the longest conversation that this is for.
-        held: what is there in every phase: libraries, base, roles, optimizer state.
-        steps: what the phases do.
-    """
-
-    device: Device
-    tokens: int
-    held: tuple[Part, ...]
-    steps: tuple[Step, ...]
-
-    def largest(self, phase: str) -> Step:
-        """The step of a phase that needs the most."""
-        nothing = Step(phase, "nothing", "", ())
-        return max(
-            (step for step in self.steps if step.phase == phase), key=lambda s: s.size, default=nothing
-        )
-
-    def total(self, phase: str) -> int:
-        """Bytes of a phase at its peak."""
-        return sum(part.size for part in self.held) + self.largest(phase).size
-
-    @cached_property
-    def peak_phase(self) -> str:
-        """The phase that needs the most."""
-        return max(PHASES, key=self.total)
-
-    @property
-    def peak(self) -> int:
-        """Bytes of the whole run at its peak."""
-        return self.total(self.peak_phase)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the device has as much; None where that is not known."""
-        return None if self.device.size is None else self.peak <= self.device.size
-
-    @property
-    def advice(self) -> list[Part]:
-        """What makes the peak smaller, the largest part first; one for each setting."""
-        found: dict[str, Part] = {}
-        parts = [*self.held, *self.largest(self.peak_phase).parts]
-        for part in sorted(parts, key=lambda part: -part.size):
-            if part.key and part.size:
-                found.setdefault(part.key, part)
-        return list(found.values())
 
 
 def plan_memory(config: RunConfig, tokens: int | None = None) -> MemoryPlan:
@@ -129,6 +37,7 @@ def plan_memory(config: RunConfig, tokens: int | None = None) -> MemoryPlan:
     device = device_of(config.fabric.accelerator)
     extent = _extent(run, tokens)
     held = (Part("libraries", libraries_bytes(device)), *_weights(run))
+    copies = _copies(run, extent)
     try:
         steps = tuple(_Steps(run, device, extent).all())
     except RuntimeError as error:
@@ -139,7 +48,10 @@ def plan_memory(config: RunConfig, tokens: int | None = None) -> MemoryPlan:
             f"no plan ({told}). Its weights take {run.base / 2**30:.2f} GiB. Try the run itself with a small "
             f"data.rows and small micro-batches."
         ) from error
-    return MemoryPlan(device, extent.tokens, held, steps)
+    if device.kind == "cpu":
+        return MemoryPlan(device, extent.tokens, held, tuple(_with_copies(steps, copies)))
+    beside = max((step.size for step in _with_copies((), copies)), default=0)
+    return MemoryPlan(device, extent.tokens, held, steps, beside)
 
 
 def _extent(run: BlankRun, tokens: int | None) -> Extent:
@@ -163,7 +75,7 @@ def _weights(run: BlankRun) -> Iterator[Part]:
     backbone, modules = run.backbone, run.algorithm.modules()
     four_bits = run.config.model.quantization == "nf4" or backbone.full
     yield Part("base weights", run.base, "model.dtype" if four_bits else "model.quantization")
-    key = "model.fine_tuning" if backbone.full else "model.lora_rank"
+    key = _role_key(run)
     for role in backbone.roles:
         kind = "copy" if backbone.full else "adapter"
         yield Part(f"{role}: {kind}", bytes_of(backbone.parameters_of(role)), key)
@@ -172,6 +84,34 @@ def _weights(run: BlankRun) -> Iterator[Part]:
             yield Part(f"{name}: head", heads)
     for name, (_, optimizer) in modules.items():
         yield Part(f"{name}: optimizer state", optimizer_bytes(optimizer), key)
+
+
+def _role_key(run: BlankRun) -> str:
+    return "model.fine_tuning" if run.backbone.full else "model.lora_rank"
+
+
+def _copies(run: BlankRun, extent: Extent) -> dict[str, list[Part]]:
+    """By phase, what is copied of modules: their weights, and the state of their optimizers."""
+    modules, found = run.algorithm.modules(), defaultdict[str, list[Part]](list)
+    for kept in run.algorithm.workload(extent):
+        if isinstance(kept, Kept):
+            module, optimizer = modules[kept.module]
+            size = bytes_of(module.own_parameters()) + optimizer_bytes(optimizer)
+            found[kept.phase].append(Part(f"{kept.module}: copy to go back to", size, _role_key(run)))
+    return found
+
+
+def _with_copies(steps: Iterable[Step], copies: Mapping[str, Sequence[Part]]) -> Iterator[Step]:
+    """The steps with the copies of their phases, and the moments in which there are two of one module.
+
+    A new copy is there before the one that it replaces is gone, and what goes back is copied too.
+    """
+    for step in steps:
+        yield replace(step, parts=(*step.parts, *copies.get(step.phase, ())))
+    for phase, parts in copies.items():
+        for part in parts:
+            second = replace(part, name=f"second {part.name}")
+            yield Step(phase, "copy", "", (*parts, second))
 
 
 class _Steps:
@@ -200,7 +140,10 @@ class _Steps:
         data, validation = self.run.config.data, self.run.config.validation
         yield self._sampling(self._collected("collect", data.conversations))
         for wanted in dict.fromkeys(self.work):
-            yield self._sampling(wanted) if isinstance(wanted, Sampling) else self._pass(wanted)
+            if isinstance(wanted, Sampling):
+                yield self._sampling(wanted)
+            elif isinstance(wanted, Pass):
+                yield self._pass(wanted)
         yield self._sampling(self._collected("validate", validation.conversations))
 
     def _collected(self, phase: str, conversations: int) -> Sampling:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lightning_mtrl.planning.plan import PHASES, MemoryPlan, Part
+from lightning_mtrl.planning.memory_plan import PHASES, MemoryPlan, Part
 
 
 def as_json(plan: MemoryPlan) -> dict[str, Any]:
@@ -27,6 +27,7 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
             }
             for step in plan.steps
         ],
+        "beside_bytes": plan.beside,
         "peak_phase": plan.peak_phase,
         "peak_bytes": plan.peak,
         "fits": plan.fits,

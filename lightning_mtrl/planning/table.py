@@ -6,7 +6,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_mtrl.planning.plan import PHASES, MemoryPlan
+from lightning_mtrl.planning.memory_plan import PHASES, MemoryPlan
 
 _NAMES = 3  # parts that the advice names
 
@@ -90,7 +90,12 @@ def _advice(plan: MemoryPlan) -> str:
 
 
 def _assumptions(plan: MemoryPlan) -> list[str]:
+    copies = (
+        f"Copies of weights and optimizer state to go back to take up to {readable(plan.beside)} of the "
+        f"machine's own memory."
+    )
     return [
+        *([copies] if plan.beside else []),
         f"For conversations of up to {plan.tokens} tokens; --plan_tokens gives another length. Weights and "
-        f"optimizer state are exact, the rest is an estimate (docs/memory.md)."
+        f"optimizer state are exact, the rest is an estimate (docs/memory.md).",
     ]

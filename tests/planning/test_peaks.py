@@ -11,7 +11,7 @@ from typing import Any
 import phase_memory
 import pytest
 
-from lightning_mtrl.planning.plan import PHASES
+from lightning_mtrl.planning.memory_plan import PHASES
 
 # Of the measured peak. What one phase has freed is not all given back to the system before the next.
 TOLERANCE = {"none": 0.25, "nf4": 0.35}
@@ -50,7 +50,8 @@ PLANNING = """
 import json, sys
 from pathlib import Path
 from lightning_mtrl.parsing import load_config
-from lightning_mtrl.planning.plan import PHASES, plan_memory
+from lightning_mtrl.planning.memory_plan import PHASES
+from lightning_mtrl.planning.plan import plan_memory
 
 config, tokens, *options = sys.argv[1:]
 plan = plan_memory(load_config(Path(config), overrides=options), int(tokens))

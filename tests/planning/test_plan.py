@@ -12,10 +12,13 @@ from torch import nn
 
 from lightning_mtrl import cli
 from lightning_mtrl.algorithms.base import Algorithm, Context, Improvement, Signal
+from lightning_mtrl.algorithms.stepping import Stepper
+from lightning_mtrl.assembly import assemble
 from lightning_mtrl.config import ClassSpec, DataConfig, FabricConfig, ModelConfig, RunConfig
 from lightning_mtrl.modules.policy import Policy
 from lightning_mtrl.planning.devices import Device
-from lightning_mtrl.planning.plan import MemoryPlan, Part, Step, plan_memory
+from lightning_mtrl.planning.memory_plan import MemoryPlan, Part, Step
+from lightning_mtrl.planning.plan import plan_memory
 from lightning_mtrl.planning.pretend import Pretence
 from lightning_mtrl.planning.record import as_json
 from lightning_mtrl.planning.weights import optimizer_bytes
@@ -138,6 +141,37 @@ def test_the_base_is_there_twice_where_it_is_merged_or_written_out(
     # In each of 3 layers: queries, keys, values and output of 128 x 128, and three maps of 128 x 320.
     bytes_each = 2 if "dtype" in model else 4
     assert set(sizes.values()) <= {0, bytes_each * 3 * (4 * 128**2 + 3 * 128 * 320)}
+
+
+def test_copies_to_go_back_to_are_counted_where_they_lie() -> None:
+    config = replace(_config(), fabric=FabricConfig(accelerator="cpu"))
+    algorithm: Any = assemble(config, show_progress=False).algorithm
+    truth = {
+        "critic": _copied_bytes(algorithm.critic_stepper),
+        "policy": _copied_bytes(algorithm.policy_stepper),
+        "value": _copied_bytes(algorithm.value_stepper),
+    }
+    found = plan_memory(config)
+    for phase, names in (("evaluate", {"critic"}), ("improve", {"policy", "value"})):
+        wanted = {f"{name}: copy to go back to": truth[name] for name in names}
+        for step in (step for step in found.steps if step.phase == phase):
+            assert _sizes(step.parts).items() >= wanted.items(), step.name
+    assert found.beside == 0
+    # There are two of one module while it is copied anew.
+    apart = plan_memory(replace(config, fabric=FabricConfig(accelerator="cuda")))
+    improved = (truth["policy"], truth["value"])
+    assert apart.beside == max(2 * truth["critic"], sum(improved) + max(improved))
+    assert not any("copy" in part.name for step in apart.steps for part in step.parts)
+
+
+def _copied_bytes(stepper: Stepper) -> int:
+    """Bytes of what a stepper really copies once its optimizer has stepped."""
+    for parameter in stepper.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    stepper.optimizer.step()
+    learned = stepper.learned()
+    moments = [value for state in learned.optimizer["state"].values() for value in state.values()]
+    return sum(value.numel() * value.element_size() for value in (*learned.weights.values(), *moments))
 
 
 def test_a_pretended_layer_keeps_what_it_would_keep() -> None:
