@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 CONFIDENCE = 0.95
+_ROUNDING = 1e-12  # of the largest value: below it lies what rounding leaves of 0
 
 
 def success_interval(
-    successes: int, conversations: int, confidence: float = CONFIDENCE
+    successes: float, conversations: int, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
     """Wilson interval of a success rate, inside [0, 1]; (0, 1) when nothing was observed.
 
     Args:
-        successes: number of conversations that succeeded.
+        successes: number of conversations that succeeded; no whole one where each is a part of a cluster.
         conversations: number of conversations in all.
         confidence: probability that the interval holds the true rate, in (0, 1).
 
@@ -32,10 +33,13 @@ def success_interval(
         raise ValueError(f"{successes} successes in {conversations} conversations cannot be")
     if conversations == 0:
         return 0.0, 1.0
-    from scipy.stats import binomtest
+    from scipy.special import ndtri
 
-    interval = binomtest(successes, conversations).proportion_ci(confidence, method="wilson")
-    return float(interval.low), float(interval.high)
+    squared = float(ndtri((1 + confidence) / 2)) ** 2
+    failures, total = conversations - successes, conversations + squared
+    half = math.sqrt(squared * (successes * failures / conversations + squared / 4))
+    low, high = (successes + squared / 2 - half) / total, (successes + squared / 2 + half) / total
+    return (low if successes else 0.0), (high if failures else 1.0)
 
 
 def mean_interval(
@@ -56,8 +60,15 @@ def mean_interval(
     numbers = np.asarray(values, dtype=np.float64)
     owners = np.arange(len(numbers)) if clusters is None else np.asarray(clusters)
     _, moved = influences(numbers, owners)
-    mean, half = float(numbers.mean()), half_width(squared_error(moved) ** 0.5, confidence, len(moved) - 1)
+    error = without_rounding(math.sqrt(squared_error(moved)), numbers)
+    mean, half = float(numbers.mean()), half_width(error, confidence, len(moved) - 1)
     return mean - half, mean + half
+
+
+def without_rounding(found: float, *values: Floats) -> float:
+    """What was found of these values by subtraction, 0 where it is no more than rounding leaves of it."""
+    largest = max(float(np.abs(part).max(initial=0.0)) for part in values)
+    return 0.0 if abs(found) <= _ROUNDING * largest else found
 
 
 def influences(values: Floats, clusters: NDArray[Any]) -> tuple[NDArray[Any], Floats]:

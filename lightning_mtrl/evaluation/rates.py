@@ -22,12 +22,13 @@ class RateDifference:
     N / (N - 1)); method 6 in the comparison of Newcombe 1998, Statistics in Medicine 17, 873-890.
 
     Attributes:
-        candidate: (successes, conversations) of the candidate.
+        candidate: (successes, conversations) of the candidate; clusters in which nothing varies count as one
+            conversation each, and their successes need be no whole number.
         baseline: the same of the baseline.
     """
 
-    candidate: tuple[int, int]
-    baseline: tuple[int, int]
+    candidate: tuple[float, int]
+    baseline: tuple[float, int]
     method = "Miettinen-Nurminen score interval and test"
 
     def __post_init__(self) -> None:
@@ -77,7 +78,7 @@ class RateDifference:
         return gap / math.sqrt(variance)
 
 
-def _restricted_rate(x1: int, n1: int, x0: int, n0: int, difference: float) -> float:
+def _restricted_rate(x1: float, n1: int, x0: float, n0: int, difference: float) -> float:
     """The baseline's likeliest rate where the candidate's is larger by `difference`.
 
     The score equation, a cubic in it, has one root where both rates lie in [0, 1]; the formula is that of the

@@ -19,6 +19,7 @@ from lightning_mtrl.evaluation.intervals import (
     mean_interval,
     squared_error,
     success_interval,
+    without_rounding,
 )
 from lightning_mtrl.evaluation.rates import RateDifference
 
@@ -55,7 +56,7 @@ class Sample:
     @property
     def spread(self) -> float:
         """Standard deviation of the outcomes (n - 1 below); 0 for fewer than two."""
-        return float(self.outcomes.std(ddof=1)) if len(self) > 1 else 0.0
+        return without_rounding(float(self.outcomes.std(ddof=1)), self.outcomes) if len(self) > 1 else 0.0
 
     @property
     def is_binary(self) -> bool:
@@ -78,13 +79,20 @@ class Sample:
 
     def variance(self) -> float:
         """Squared standard error of the mean, robust to clusters; s^2 / n where each has one conversation."""
-        return squared_error(self.influences()[1])
+        return without_rounding(math.sqrt(squared_error(self.influences()[1])), self.outcomes) ** 2
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """Interval of the mean: Wilson's for 0 and 1 without clusters, else Student's."""
+        """Interval of the mean: Wilson's for 0 and 1 without clusters, else Student's.
+
+        Where 0 and 1 do not vary between clusters, which small numbers of them do not prove, each counts as
+        one conversation of Wilson's.
+        """
         if self.is_binary and self.num_clusters == len(self):
             return success_interval(self.successes, len(self), confidence)
-        return mean_interval(self.outcomes, confidence, self.clusters)
+        if self.is_binary and self.variance() == 0:
+            return success_interval(self.mean * self.num_clusters, self.num_clusters, confidence)
+        low, high = mean_interval(self.outcomes, confidence, self.clusters)
+        return (max(low, 0.0), min(high, 1.0)) if self.is_binary else (low, high)
 
     def design_effect(self) -> float:
         """How many times the variance of the mean is that without clusters, at least 1."""
@@ -124,7 +132,8 @@ class MeanDifference:
     Attributes:
         estimate: candidate minus baseline.
         standard_error: of it.
-        degrees: of freedom; infinite interval and p-value 1 at 0.
+        degrees: of freedom. Where this or the error is 0, nothing bounds the difference: the interval is
+            infinite and the p-value 1.
         method: name of the interval and the test.
     """
 
@@ -136,15 +145,13 @@ class MeanDifference:
     @property
     def p_value(self) -> float:
         """Two-sided."""
-        if self.degrees <= 0:
+        if self.degrees <= 0 or self.standard_error == 0:
             return 1.0
-        if self.standard_error == 0:
-            return 1.0 if self.estimate == 0 else 0.0
         return float(2 * student.sf(abs(self.estimate) / self.standard_error, self.degrees))
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """Symmetric around the estimate."""
-        half = half_width(self.standard_error, confidence, self.degrees)
+        half = half_width(self.standard_error, confidence, self.degrees) if self.standard_error else math.inf
         return self.estimate - half, self.estimate + half
 
 
@@ -156,6 +163,8 @@ def difference(candidate: Sample, baseline: Sample) -> Difference:
     - clusters: the variance is that of the sums over clusters, with Student's t. Where a cluster has
       conversations in both samples, what they share cancels out (with one each it is the paired t-test), and
       the degrees of freedom are those of the sample with fewer clusters.
+    - 0 and 1 that do not vary between clusters: the score interval and test, each cluster counting as one.
+    - graded outcomes that do not vary: nothing bounds the difference.
 
     Args:
         candidate: at least one conversation.
@@ -166,12 +175,11 @@ def difference(candidate: Sample, baseline: Sample) -> Difference:
     binary = candidate.is_binary and baseline.is_binary
     if alone and binary:
         return RateDifference((candidate.successes, len(candidate)), (baseline.successes, len(baseline)))
-    estimate = candidate.mean - baseline.mean
+    estimate = without_rounding(candidate.mean - baseline.mean, candidate.outcomes, baseline.outcomes)
     error, degrees = _paired(candidate, baseline) if shared else _apart(candidate, baseline)
     if binary and error == 0 and degrees > 0:
-        # Nothing varies between clusters, which small numbers of them do not prove: each counts as one.
         one, other = candidate.num_clusters, baseline.num_clusters
-        return RateDifference((round(candidate.mean * one), one), (round(baseline.mean * other), other))
+        return RateDifference((candidate.mean * one, one), (baseline.mean * other, other))
     method = "Welch's interval and t-test" if alone else "cluster-robust interval and t-test"
     return MeanDifference(estimate, error, degrees, method)
 
@@ -194,4 +202,5 @@ def _paired(candidate: Sample, baseline: Sample) -> tuple[float, float]:
     (new, gains), (old, losses) = candidate.influences(), baseline.influences()
     _, codes = np.unique(np.concatenate([new, old]), return_inverse=True)
     moved = np.bincount(codes, weights=np.concatenate([gains, -losses])).astype(np.float64)
-    return math.sqrt(squared_error(moved)), float(min(len(new), len(old)) - 1)
+    error = without_rounding(math.sqrt(squared_error(moved)), candidate.outcomes, baseline.outcomes)
+    return error, float(min(len(new), len(old)) - 1)

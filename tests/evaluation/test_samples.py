@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_ind, ttest_rel
+from scipy.stats import binom, ttest_ind, ttest_rel
 
 from lightning_mtrl.evaluation.rates import RateDifference
-from lightning_mtrl.evaluation.samples import MeanDifference, Sample, difference
+from lightning_mtrl.evaluation.samples import Sample, difference
 
 
 def test_graded_outcomes_are_compared_as_welch_does() -> None:
@@ -64,7 +64,58 @@ def test_too_little_to_tell_bounds_nothing() -> None:
 
 def test_equal_constants_do_not_differ() -> None:
     assert difference(Sample.of([0.5, 0.5]), Sample.of([0.5, 0.5])).p_value == 1.0
-    assert MeanDifference(0.1, 0.0, 3.0, "").p_value == 0.0
+
+
+@pytest.mark.parametrize("constant", [0.1, 1 / 3, 0.7, 1e6 + 0.1])
+@pytest.mark.parametrize("numbers", [(100, 33), (7, 1001), (30, 30)])
+def test_outcomes_that_do_not_vary_show_no_difference(constant: float, numbers: tuple[int, int]) -> None:
+    """What rounding leaves of a spread or of a difference of 0 is none: 100 times 0.1 is 33 times 0.1."""
+    sizes = [[f"k{place // 3}" for place in range(number)] for number in numbers]
+    for clusters in ([None, None], [[f"{n}{k}" for k in names] for n, names in enumerate(sizes)], sizes):
+        new, old = (Sample.of([constant] * n, c) for n, c in zip(numbers, clusters, strict=True))
+        found = difference(new, old)
+        assert (found.estimate, found.p_value, new.spread, new.variance()) == (0.0, 1.0, 0.0, 0.0)
+        assert found.interval(0.95) == (-math.inf, math.inf)
+
+
+def test_graded_outcomes_without_spread_bound_no_difference() -> None:
+    customers = [f"k{place}" for place in range(30)]
+    drawn = np.random.default_rng(0).random(30)
+    for new, old, names in (([0.7] * 30, [0.5] * 30, None), (list(drawn + 0.1), list(drawn), customers)):
+        found = difference(Sample.of(new, names), Sample.of(old, names))
+        assert found.estimate == pytest.approx(new[0] - old[0])
+        assert (found.p_value, found.interval(0.95)) == (1.0, (-math.inf, math.inf))
+
+
+def test_equal_shares_in_all_clusters_are_compared_as_one_conversation_each() -> None:
+    """0.25 of 3 and 0.5 of 3: z^2 = 0.25^2 / (0.375 * 0.625 * (2 / 3) * (6 / 5)) = 1 / 3 by hand."""
+    old = Sample.of([1.0, 0.0, 0.0, 0.0] * 3, list("aaaabbbbcccc"))
+    new = Sample.of([1.0, 1.0, 0.0, 0.0] * 3, list("uuuuvvvvwwww"))
+    found = difference(new, old)
+    assert found.estimate == pytest.approx(0.25)
+    assert found.p_value == pytest.approx(math.erfc(math.sqrt(1 / 6)))
+    # Wilson's for 0.75 of 3 by hand, with z^2 = 3.841459:
+    # (0.75 + 1.920729 -+ sqrt(3.841459 (0.75 * 2.25 / 3 + 0.960365))) / 6.841459.
+    assert old.interval(0.95) == pytest.approx((0.036841, 0.743908), abs=2e-6)
+
+
+def test_clusters_that_all_succeed_leave_their_interval_a_width() -> None:
+    # Wilson's for n of n begins at n / (n + 3.841459).
+    five = Sample.of([1.0] * 10, list("aabbccddee"))
+    assert five.interval(0.95) == pytest.approx((5 / 8.841459, 1.0), abs=1e-6)
+    assert Sample.of([1.0, 1.0], ["a", "a"]).interval(0.95) == pytest.approx((1 / 4.841459, 1.0), abs=1e-6)
+
+
+def test_intervals_of_few_clusters_hold_a_rate_as_often_as_they_say() -> None:
+    """Exact: ten customers with two equal outcomes each. With a width of 0 where all succeed, 0.9 is held
+    in 65% only."""
+    held = 0.0
+    for successes in range(11):
+        outcomes = np.repeat([1.0] * successes + [0.0] * (10 - successes), 2)
+        low, high = Sample.of(list(outcomes), [f"k{place // 2}" for place in range(20)]).interval(0.95)
+        assert 0 <= low < high <= 1
+        held += float(binom.pmf(successes, 10, 0.9)) * (low <= 0.9 <= high)
+    assert held > 0.92
 
 
 def test_the_interval_of_one_mean_by_the_tables() -> None:
