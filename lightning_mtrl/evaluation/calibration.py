@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
+from scipy.stats import rankdata
 from torch import Tensor
-from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.functional.regression import pearson_corrcoef
 
 
@@ -85,11 +85,17 @@ def calibration_error(curve: Sequence[CalibrationBin]) -> float:
     return sum(b.count * abs(b.predicted - b.observed) for b in curve) / max(1, total)
 
 
-def ranking_auc(scores: Float[Tensor, " N"], positive: Tensor) -> float:
-    """Chance that a positive scores above a negative; NaN when there is only one kind."""
-    if bool(positive.all()) or not bool(positive.any()):
+def ranking_auc(scores: Float[Tensor, " N"], positive: Bool[Tensor, " N"]) -> float:
+    """Chance that a positive scores above a negative, ties one half; NaN when there is only one kind.
+
+    Source: Mann and Whitney 1947, from ranks, so that the scale of the scores does not matter.
+    """
+    number = int(positive.sum())
+    pairs = number * (len(positive) - number)
+    if not pairs:
         return float("nan")
-    return float(binary_auroc(scores, positive.long()))
+    ranks = rankdata(scores.detach().double().cpu().numpy())[positive.cpu().numpy()]
+    return float((ranks.sum() - number * (number + 1) / 2) / pairs)
 
 
 def same_state_accuracy(
