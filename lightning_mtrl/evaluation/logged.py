@@ -33,7 +33,7 @@ class LogFit:
         token_logprob: mean log-probability of a logged token under pi_k, in nats; NaN where none was scored.
         difference: mean over responses of log mu(a) - log pi_k(a), mu being the policy that gave them: an
             estimate of KL(mu || pi_k) in nats a response. None where the log has no log-probabilities.
-        difference_interval: its 95% interval (Student).
+        difference_interval: its 95% interval (Student), robust to what responses of a conversation share.
     """
 
     token_logprob: float
@@ -43,15 +43,18 @@ class LogFit:
     @classmethod
     def of(cls, logged: Sequence[Conversation], scored: Sequence[Conversation]) -> LogFit:
         """Compare conversations as they were logged with the same ones scored by pi_k."""
-        pairs = [
-            (a, b)
-            for one, two in zip(logged, scored, strict=True)
-            for a, b in zip(one.turns, two.turns, strict=True)
-        ]
-        tokens = [value for _, turn in pairs for value in turn.behaviour_logprobs]
-        known = [_log_likelihood(a) - _log_likelihood(b) for a, b in pairs if a.behaviour_logprobs]
+        tokens = [value for c in scored for turn in c.turns for value in turn.behaviour_logprobs]
         mean = fmean(tokens) if tokens else float("nan")
-        return cls(mean, fmean(known), mean_interval(known)) if known else cls(mean, None, None)
+        known = [
+            (_log_likelihood(a) - _log_likelihood(b), str(place))
+            for place, (one, two) in enumerate(zip(logged, scored, strict=True))
+            for a, b in zip(one.turns, two.turns, strict=True)
+            if a.behaviour_logprobs
+        ]
+        if not known:
+            return cls(mean, None, None)
+        differences, places = zip(*known, strict=True)
+        return cls(mean, fmean(differences), mean_interval(differences, clusters=places))
 
     @property
     def differs(self) -> bool:

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_mtrl.conversation import Conversation
-from lightning_mtrl.evaluation.intervals import mean_interval, success_interval
+from lightning_mtrl.evaluation.intervals import CONFIDENCE, mean_interval
+from lightning_mtrl.evaluation.samples import Sample
 from lightning_mtrl.models.adapters import Backbone
 from lightning_mtrl.rollouts.collector import Collector
+from lightning_mtrl.rollouts.split import owners
 
 MEASURED = (
     *("success_rate", "success_rate_interval", "mean_return", "mean_return_interval"),
@@ -23,14 +25,14 @@ class Validation:
 
     Attributes:
         success_rate: share of conversations whose outcome is above `SUCCESS`.
-        success_rate_interval: Wilson interval, 95%.
+        success_rate_interval: 95%; Wilson's, or Student's where conversations share a customer or a group.
         mean_return: mean discounted return.
-        mean_return_interval: Student interval, 95%.
+        mean_return_interval: Student interval, 95%, robust to customers and groups.
         conversations: number of conversations measured.
         turns: mean number of responses.
         tokens: mean number of sampled tokens.
-        truncated: conversations that a limit cut off; where this left no outcome they count as no success, so
-            that a policy cannot look better by stalling.
+        truncated: conversations that a limit cut off; they count as no success, whatever their environment
+            gave them, so that a policy cannot look better by stalling.
         dropped: conversations whose environment failed, by cause; they count nowhere.
         returns: discounted return of each conversation, in order of their seeds.
         samples: the conversations.
@@ -98,13 +100,14 @@ def figures_of(
         dropped: how many there are besides, by cause.
     """
     returns = [discounted_return(c, gamma) for c in conversations]
-    successes = sum(float(c.outcome or 0.0) > SUCCESS for c in conversations)
+    names = owners(conversations)
+    succeeded = [float((c.outcome or 0.0) > SUCCESS and not c.truncated) for c in conversations]
     sampled = sum(len(turn.response_ids) for c in conversations for turn in c.turns)
     return Validation(
-        success_rate=successes / max(1, len(conversations)),
-        success_rate_interval=success_interval(successes, len(conversations)),
+        success_rate=sum(succeeded) / max(1, len(conversations)),
+        success_rate_interval=Sample.of(succeeded, names).interval(CONFIDENCE),
         mean_return=sum(returns) / max(1, len(conversations)),
-        mean_return_interval=mean_interval(returns),
+        mean_return_interval=mean_interval(returns, clusters=names),
         conversations=len(conversations),
         turns=sum(len(c.turns) for c in conversations) / max(1, len(conversations)),
         tokens=sampled / max(1, len(conversations)),
