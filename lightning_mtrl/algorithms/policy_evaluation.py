@@ -27,6 +27,7 @@ from lightning_mtrl.evaluation.calibration import (
     same_state_accuracy,
 )
 from lightning_mtrl.objectives import discounted_returns
+from lightning_mtrl.rollouts.split import owners
 
 
 @dataclass(frozen=True)
@@ -194,17 +195,19 @@ def measure(inputs: CriticInputs, conversations: list[Conversation], targets: Fi
     """
     critic = inputs.critic
     critic.eval()
-    raw, returns, logged, owner, states = _held_out_pairs(inputs, conversations, targets)
+    raw, returns, logged, row, states = _held_out_pairs(inputs, conversations, targets)
     losses = critic.objective.loss(raw, returns)
     constant = critic.objective.constant(returns).expand(len(returns), -1)
     gains = critic.objective.loss(constant, returns) - losses
-    by_conversation = torch.stack([gains[owner == c].mean() for c in owner.unique()])
+    measured = row.unique()
+    by_conversation = torch.stack([gains[row == c].mean() for c in measured])
+    names = owners(conversations)
     predicted = critic.objective.values(raw)
     curve = calibration_curve(predicted, returns)
     return QReport(
         loss=losses.mean().item(),
         constant_loss=(losses + gains).mean().item(),
-        gain=lower_bound(by_conversation),
+        gain=lower_bound(by_conversation, [names[c] for c in measured.tolist()]),
         auc=ranking_auc(predicted, logged > 0),
         same_state_accuracy=same_state_accuracy(predicted, returns, states),
         correlation=correlation(predicted, returns),
@@ -217,9 +220,9 @@ def measure(inputs: CriticInputs, conversations: list[Conversation], targets: Fi
 def _held_out_pairs(
     inputs: CriticInputs, conversations: list[Conversation], targets: FitTargets
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[tuple[int, ...]]]:
-    """Raw output, target, logged return, owner and state of every turn that is learned from."""
+    """Raw output, target, logged return, conversation and state of every turn that is learned from."""
     critic = inputs.critic
-    goals, returns, owners, states = [], [], [], []
+    goals, returns, rows, states = [], [], [], []
     batches = list(inputs.batches(conversations))
     raws = inputs.over(
         batches, lambda mine: [critic(batch)[batch.turn_weights > 0].cpu() for _, batch in mine]
@@ -228,10 +231,10 @@ def _held_out_pairs(
         counted = batch.turn_weights > 0
         goals.append(targets.measured(batch)[counted].cpu())
         returns.append(discounted_returns(batch.turn_rewards, batch.turn_mask, critic.gamma)[counted].cpu())
-        owners.append(torch.tensor(places)[:, None].expand(counted.shape)[counted.cpu()])
+        rows.append(torch.tensor(places)[:, None].expand(counted.shape)[counted.cpu()])
         for row, column in counted.nonzero().tolist():
             states.append(_state_ids(conversations[places[row]], column))
-    return torch.cat(raws), torch.cat(goals), torch.cat(returns), torch.cat(owners), states
+    return torch.cat(raws), torch.cat(goals), torch.cat(returns), torch.cat(rows), states
 
 
 def _state_ids(conversation: Conversation, turn: int) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ from scipy.stats import rankdata
 from torch import Tensor
 from torchmetrics.functional.regression import pearson_corrcoef
 
+from lightning_mtrl.evaluation.intervals import mean_interval
+
 
 @dataclass(frozen=True)
 class CalibrationBin:
@@ -28,7 +30,7 @@ class QReport:
         loss: mean loss over turns.
         constant_loss: the same for the best constant, which knows nothing of state and response.
         gain: mean over conversations of (constant's loss - critic's loss), with its one-sided 95% lower
-            bound.
+            bound, robust to what conversations of one customer or group share.
         auc: chance that a turn that led to a positive return has the larger Q; NaN if all are alike.
         same_state_accuracy: share of pairs of responses in the *same* state whose Q stands in the order of
             their returns, ties counting half; the only thing that improvement uses. NaN without pairs.
@@ -124,8 +126,11 @@ def correlation(predicted: Float[Tensor, " N"], returns: Float[Tensor, " N"]) ->
     return float(pearson_corrcoef(predicted, returns))
 
 
-def lower_bound(values: Float[Tensor, " N"]) -> tuple[float, float]:
-    """Mean and its one-sided 95% lower bound (normal approximation)."""
-    if len(values) < 2:
-        return float(values.mean()), float("-inf")
-    return float(values.mean()), float(values.mean() - 1.645 * values.std() / len(values) ** 0.5)
+def lower_bound(values: Float[Tensor, " N"], clusters: Sequence[str]) -> tuple[float, float]:
+    """Mean and its one-sided 95% lower bound (Student's); minus infinity for fewer than two clusters.
+
+    Args:
+        values: at least one.
+        clusters: what each belongs to; values of a cluster may depend on each other.
+    """
+    return float(values.mean()), mean_interval(values.tolist(), 0.9, clusters)[0]

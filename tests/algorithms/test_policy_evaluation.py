@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import small_backbone, small_context, some_talks
+from small_models import move, small_backbone, small_context, some_talks
 
 from lightning_mtrl.algorithms import policy_evaluation
 from lightning_mtrl.algorithms.critic_inputs import CriticInputs
+from lightning_mtrl.algorithms.fit_targets import LoggedTargets
 from lightning_mtrl.algorithms.off_policy_targets import fit_targets
-from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, why_untrusted
+from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, measure, why_untrusted
 from lightning_mtrl.algorithms.stepping import Learned, Stepper
 from lightning_mtrl.evaluation.calibration import QReport
 from lightning_mtrl.modules.q_critic import QCritic
@@ -48,6 +49,21 @@ def test_a_fit_that_did_harm_alone_leaves_the_critic_as_it_was(monkeypatch: pyte
     assert harmed.optimizer["state"] == {}
     untouched = QCritic(small_backbone(["policy"])).state()
     torch.testing.assert_close(harmed.weights, untouched, rtol=0, atol=0)
+
+
+def test_conversations_of_a_customer_are_no_further_evidence_of_a_critics_gain() -> None:
+    """Each of six three times, as a customer's: the bound of the six, and not that of eighteen."""
+    backbone = small_backbone(["critic"])
+    context = small_context(backbone)
+    module = QCritic(backbone, gamma=1.0)
+    move(module.head.parameters())
+    inputs = CriticInputs(module, context)
+    talks = some_talks(6)
+    copies = [replace(c, id=f"{c.id}/{n}", metadata={"customer": c.id}) for n in range(3) for c in talks]
+    alone, customers = (measure(inputs, told, LoggedTargets(inputs)).gain for told in (talks, copies))
+    assert customers == pytest.approx(alone, abs=1e-6)
+    apart = measure(inputs, [replace(c, metadata={}) for c in copies], LoggedTargets(inputs)).gain
+    assert apart[1] > alone[1] + 0.01
 
 
 def _report(lower_bound: float) -> QReport:
