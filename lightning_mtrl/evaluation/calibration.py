@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool, Float
 from scipy.stats import rankdata
 from torch import Tensor
@@ -72,11 +73,15 @@ class QReport:
 def calibration_curve(
     predicted: Float[Tensor, " N"], observed: Float[Tensor, " N"], bins: int = 10
 ) -> tuple[CalibrationBin, ...]:
-    """Mean prediction against mean return, from the lowest predictions to the highest, in equal counts."""
-    order = predicted.argsort(stable=True)
-    parts = [part for part in order.tensor_split(bins) if len(part)]
+    """Mean prediction against mean return, from the lowest predictions to the highest, in equal counts.
+
+    Equal predictions stand in one bin, that of their mean rank: the order of the data decides nothing.
+    """
+    ranks = rankdata(predicted.tolist())
+    places = torch.from_numpy(((ranks - 0.5) * bins / len(predicted)).astype(int))
+    parts = [places == place for place in places.unique()]
     return tuple(
-        CalibrationBin(predicted[part].mean().item(), observed[part].mean().item(), len(part))
+        CalibrationBin(predicted[part].mean().item(), observed[part].mean().item(), int(part.sum()))
         for part in parts
     )
 
@@ -96,7 +101,7 @@ def ranking_auc(scores: Float[Tensor, " N"], positive: Bool[Tensor, " N"]) -> fl
     pairs = number * (len(positive) - number)
     if not pairs:
         return float("nan")
-    ranks = rankdata(scores.detach().double().cpu().numpy())[positive.cpu().numpy()]
+    ranks = rankdata(scores.tolist())[positive.cpu().numpy()]
     return float((ranks.sum() - number * (number + 1) / 2) / pairs)
 
 

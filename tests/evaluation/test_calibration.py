@@ -9,7 +9,12 @@ import pytest
 import torch
 from scipy.stats import mannwhitneyu, ttest_1samp
 
-from lightning_mtrl.evaluation.calibration import lower_bound, ranking_auc
+from lightning_mtrl.evaluation.calibration import (
+    calibration_curve,
+    calibration_error,
+    lower_bound,
+    ranking_auc,
+)
 
 SCORES = torch.tensor([20.0, 30.0, 30.0, 40.0, 50.0])
 POSITIVE = torch.tensor([False, True, False, True, True])
@@ -35,6 +40,32 @@ def test_the_auc_is_mann_and_whitneys() -> None:
 def test_one_kind_alone_has_no_auc() -> None:
     assert math.isnan(ranking_auc(SCORES, torch.ones(5, dtype=torch.bool)))
     assert math.isnan(ranking_auc(SCORES, torch.zeros(5, dtype=torch.bool)))
+
+
+def test_a_constant_that_is_the_mean_is_calibrated_in_any_order() -> None:
+    predicted, observed = torch.full((100,), 0.5), torch.tensor([0.0] * 50 + [1.0] * 50)
+    curve = calibration_curve(predicted, observed)
+    assert [(b.predicted, b.observed, b.count) for b in curve] == [(0.5, 0.5, 100)]
+    assert calibration_error(curve) == 0.0
+
+
+def test_bins_have_equal_counts_and_keep_equal_predictions_together() -> None:
+    # By hand, four bins of eight: three equal ones of ranks 2 to 4 have the mean rank 3, of the second bin.
+    predicted = torch.tensor([0.6, 0.2, 0.1, 0.2, 0.9, 0.2, 0.7, 0.8])
+    observed = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0])
+    curve = calibration_curve(predicted, observed, bins=4)
+    assert [b.count for b in curve] == [1, 3, 2, 2]
+    assert [b.predicted for b in curve] == pytest.approx([0.1, 0.2, 0.65, 0.85])
+    assert [b.observed for b in curve] == pytest.approx([0.0, 2 / 3, 0.5, 1.0])
+    # (1 * 0.1 + 3 * 0.4667 + 2 * 0.15 + 2 * 0.15) / 8
+    assert calibration_error(curve) == pytest.approx(0.2625)
+    distinct = calibration_curve(
+        torch.rand(100, generator=torch.Generator().manual_seed(0)), torch.zeros(100)
+    )
+    assert [b.count for b in distinct] == [10] * 10
+    order = torch.tensor([5, 3, 7, 1, 0, 6, 2, 4])
+    again = calibration_curve(predicted[order], observed[order], bins=4)
+    assert [b.observed for b in again] == pytest.approx([b.observed for b in curve])
 
 
 def test_the_bound_of_a_gain_is_where_a_one_sided_t_test_refuses_it() -> None:
