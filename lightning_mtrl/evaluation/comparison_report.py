@@ -194,7 +194,9 @@ def _planned(plan: Plan) -> str:
     if plan.conversations > plan.scored:
         told += f", of which {plan.scored} have an outcome"
     reasons = []
-    if plan.design_effect > 1:
+    if plan.design_effect is None:
+        reasons.append("what clusters cost is unknown with one alone, so nothing is added for them")
+    elif plan.design_effect > 1:
         reasons.append(f"clusters cost {plan.design_effect:.2f} times as many")
     if plan.inflation > 1:
         by_look = ", ".join(map(str, plan.per_look))

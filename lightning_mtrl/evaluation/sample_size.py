@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from scipy.special import ndtri
 
+from lightning_mtrl.counting import counted
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.arms import Arm
 from lightning_mtrl.evaluation.looks import Looks
@@ -60,7 +61,8 @@ class Plan:
         scored: conversations with an outcome, of each policy, by the last look.
         conversations: to be held of each policy, so that so many have an outcome.
         per_look: the same by each look.
-        design_effect: by how much clusters raise the number.
+        design_effect: by how much clusters raise the number; None where the baseline has one cluster alone,
+            so that it is not known and the number is that without clusters.
         inflation: by how much the looks do.
     """
 
@@ -71,7 +73,7 @@ class Plan:
     scored: int
     conversations: int
     per_look: tuple[int, ...]
-    design_effect: float
+    design_effect: float | None
     inflation: float
 
 
@@ -95,7 +97,8 @@ def plan_sample_size(
         cluster: as in `compare`.
 
     Raises:
-        UserError: if the baseline has no outcome, or no rate can differ so much from its own.
+        UserError: if the baseline has no outcome, its graded outcomes do not vary, or no rate can differ so
+            much from its own.
     """
     baseline.expect_outcomes()
     if cluster is not None:
@@ -106,6 +109,12 @@ def plan_sample_size(
             f"--detect is {detect}, but the success rate of {baseline.file} is {sample.mean:.3f}, and no "
             f"rate is {sample.mean + detect:.3f}. Name a difference between {-sample.mean:.3f} and "
             f"{1 - sample.mean:.3f}."
+        )
+    if not sample.is_binary and sample.spread == 0:
+        raise UserError(
+            f"--detect is {detect}, but {baseline.file} holds {counted(len(sample), 'outcome')} that "
+            f"{'is' if len(sample) == 1 else 'are all'} {sample.mean:g}, and how many conversations are "
+            f"needed follows from how much graded outcomes vary. Name a log with different ones."
         )
     factor = looks.inflation(alpha, power)
     scored = max(2, math.ceil(_scored(sample, detect, alpha, power) * factor - 1e-9))
@@ -129,4 +138,4 @@ def _scored(baseline: Sample, detect: float, alpha: float, power: float) -> floa
         alone = rate_sample_size(baseline.mean, detect, alpha, power)
     else:
         alone = mean_sample_size(baseline.spread, detect, alpha, power)
-    return alone * baseline.design_effect()
+    return alone * (baseline.design_effect() or 1.0)

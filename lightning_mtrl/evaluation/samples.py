@@ -94,10 +94,15 @@ class Sample:
         low, high = mean_interval(self.outcomes, confidence, self.clusters)
         return (max(low, 0.0), min(high, 1.0)) if self.is_binary else (low, high)
 
-    def design_effect(self) -> float:
-        """How many times the variance of the mean is that without clusters, at least 1."""
+    def design_effect(self) -> float | None:
+        """How many times the variance of the mean is that without clusters, at least 1.
+
+        None where several conversations are all of one cluster, which cannot tell.
+        """
         alone = self.spread**2 / max(1, len(self))
-        if alone == 0 or self.num_clusters in (1, len(self)):
+        if self.num_clusters == 1 < len(self):
+            return None
+        if alone == 0 or self.num_clusters == len(self):
             return 1.0
         return max(1.0, self.variance() / alone)
 

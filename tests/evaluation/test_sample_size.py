@@ -6,6 +6,7 @@ from scipy.stats import binom
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.arms import Arm
+from lightning_mtrl.evaluation.comparison_report import _planned, as_json
 from lightning_mtrl.evaluation.looks import Looks
 from lightning_mtrl.evaluation.rates import RateDifference
 from lightning_mtrl.evaluation.sample_size import mean_sample_size, plan_sample_size, rate_sample_size
@@ -56,6 +57,23 @@ def test_missing_outcomes_clusters_and_looks_ask_for_more() -> None:
     looks = plan_sample_size(arm([1.0, 0.0] * 50), 0.1, 0.8, looks=Looks(1, (1 / 3, 2 / 3, 1.0), "pocock"))
     assert looks.scored / alone.scored == pytest.approx(1.166, abs=0.003)
     assert looks.per_look[-1] == looks.conversations == pytest.approx(3 * looks.per_look[0], abs=2)
+
+
+@pytest.mark.parametrize("outcomes", [[0.5], [0.1] * 30], ids=["one", "equal"])
+def test_graded_outcomes_without_spread_plan_nothing(outcomes: list[float | None]) -> None:
+    with pytest.raises(UserError, match=r"a\.jsonl holds .* how much graded outcomes vary"):
+        plan_sample_size(arm(outcomes), 0.1, 0.8)
+    assert plan_sample_size(arm([*outcomes, 0.2]), 0.1, 0.8).scored >= 2
+    # Rates need none; 1 and 0.5 by hand: (1.959964 sqrt(0.375) + 0.841621 sqrt(0.25))^2 / 0.25 = 10.5.
+    assert plan_sample_size(arm([1.0]), -0.5, 0.8).scored == 11
+
+
+def test_one_cluster_cannot_tell_what_clusters_cost() -> None:
+    one = plan_sample_size(arm([1.0, 0.0] * 50, ["k"] * 100), 0.1, 0.8)
+    assert one.design_effect is None
+    assert one.scored == plan_sample_size(arm([1.0, 0.0] * 50), 0.1, 0.8).scored
+    assert "what clusters cost is unknown with one alone" in _planned(one)
+    assert as_json(None, one)["plan"]["design_effect"] is None
 
 
 def test_no_rate_is_above_one() -> None:
