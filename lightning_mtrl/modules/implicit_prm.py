@@ -100,5 +100,6 @@ class ImplicitPRM(RatioModule):
         return loss
 
     def validation_step(self, batch: ConversationBatch, batch_idx: int = 0) -> None:
-        """The same loss on held-out conversations."""
-        self.log_metrics("prm", {"validation_loss": self.objective(self.scores(batch), batch)})
+        """The same loss on held-out conversations; over an epoch each of them weighs the same."""
+        loss = self.objective(self.scores(batch), batch)
+        self.log_metrics("prm", {"validation_loss": loss}, weight=int((batch.conversation_weights > 0).sum()))

@@ -21,6 +21,7 @@ from small_models import (
     watched,
 )
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_mtrl import ImplicitPRM, RolloutDataModule, objectives
 from lightning_mtrl.batch import ConversationBatch, ReferencedBatch
@@ -203,3 +204,15 @@ def test_the_turn_that_decided_the_outcome_gets_the_largest_weight(shuffled: boo
     found = (weights.argmax(1) == torch.tensor(pivots))[success].float().mean().item()
     # Chance is 0.25; of 48 conversations more than 0.45 happens once in 1000.
     assert (found < 0.45) if shuffled else (found > 0.9)
+
+
+def test_a_short_last_batch_weighs_as_many_conversations_as_it_has() -> None:
+    prm = ImplicitPRM(small_backbone(["policy"]), beta=0.5)
+    move(prm.backbone.parameters_of(prm.role))
+    batches = [conversations_batch(TALKS[:7]), conversations_batch(TALKS[7:])]
+    (found,) = plain_trainer(1).validate(prm, DataLoader(batches, batch_size=None), verbose=False)
+    with torch.no_grad():
+        scores = torch.cat([prm.scores(batch) for batch in batches])
+    outcomes = torch.cat([batch.outcome for batch in batches])
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(scores, outcomes)
+    assert found["prm/validation_loss"] == pytest.approx(expected.item(), abs=1e-6)
