@@ -98,12 +98,14 @@ class Arm:
             f"{option} is {key!r}, but no conversation of {self.file} has that key in its metadata. {there}"
         )
 
-    def clusters(self, key: str | None) -> list[str]:
+    def clusters(self, key: str | None, other: Arm | None = None) -> list[str]:
         """What each scored conversation belongs to.
 
         Args:
             key: of the metadata; a conversation without it stands for itself. None takes what links
                 conversations anyhow: their customer, and the group that shares an initial state.
+            other: side of the comparison, whose conversations link customers and groups too, so that both
+                sides have one name for the same.
         """
         if key is not None:
             values = (_look_up(c.metadata, key) for c in self.scored)
@@ -111,17 +113,18 @@ class Arm:
                 f"id/{c.id}" if v is None else f"key/{v}" for c, v in zip(self.scored, values, strict=True)
             ]
         else:
-            names = owners(self.scored)
+            names = owners([*self.scored, *(other.scored if other else ())])[: len(self.scored)]
         # Equal ids in two logs are chance, other names are not.
         return [f"{self.role}/{name}" if name.startswith("id/") else name for name in names]
 
-    def sample(self, cluster: str | None = None) -> Sample:
+    def sample(self, cluster: str | None = None, other: Arm | None = None) -> Sample:
         """The outcomes.
 
         Args:
             cluster: see `clusters`.
+            other: see `clusters`.
         """
-        return Sample.of([float(c.outcome or 0.0) for c in self.scored], self.clusters(cluster))
+        return Sample.of([float(c.outcome or 0.0) for c in self.scored], self.clusters(cluster, other))
 
     def segments(self, key: str) -> dict[str, Arm]:
         """The conversations by their value of a key of the metadata."""

@@ -110,7 +110,7 @@ def compare(
         for option, key in (("--cluster", cluster), ("--segment", segment)):
             if key is not None:
                 arm.expect_key(option, key)
-    old, new = baseline.sample(cluster), candidate.sample(cluster)
+    old, new = baseline.sample(cluster, candidate), candidate.sample(cluster, baseline)
     whole = _find(None, new, old, looks, looks.nominal_level(alpha))
     return Comparison(
         baseline=baseline,
@@ -167,10 +167,10 @@ def _by_segment(
         )
     empty = Sample.of([])
 
-    def sample(arms: dict[str, Arm], value: str) -> Sample:
-        return arms[value].sample(cluster) if value in arms else empty
+    def sample(arms: dict[str, Arm], others: dict[str, Arm], value: str) -> Sample:
+        return arms[value].sample(cluster, others.get(value)) if value in arms else empty
 
-    pairs = [(value, sample(new, value), sample(old, value)) for value in values]
+    pairs = [(value, sample(new, old, value), sample(old, new, value)) for value in values]
     compared = max(1, sum(min(len(one), len(other)) > 0 for _, one, other in pairs))
     # Intervals that hold all together: each at the level that Holm asks of the smallest p-value.
     level = looks.nominal_level(alpha / compared)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
@@ -163,6 +164,25 @@ def test_keys_that_nobody_has_and_keys_without_end_are_refused() -> None:
         compare(one, other, cluster="kind")
     with pytest.raises(UserError, match="150 different values, but at most 100"):
         compare(one, other, segment="id")
+
+
+@pytest.mark.parametrize("segment", [None, "all"])
+def test_customers_whom_one_log_links_are_linked_in_the_other_too(segment: str | None) -> None:
+    """Two customers of each group, the second of whom alone comes back: a paired test of the groups."""
+    before, after = [0.1, 0.4, 0.45, 0.9, 0.3], [0.3, 0.35, 0.7, 0.85, 0.6]
+
+    def talk(number: int, member: str, outcome: float, **about: Any) -> Conversation:
+        metadata = {"customer": f"{member}{number}", "all": 1}
+        return Conversation(f"{member}{number}", (), (), outcome=outcome, metadata=metadata, **about)
+
+    old = [talk(k, m, before[k], group=k, seed=7, policy="p") for k in range(5) for m in ("a", "b")]
+    new = [talk(k, "b", after[k]) for k in range(5)]
+    found = compare(Arm("baseline", "a", old), Arm("candidate", "b", new), segment=segment)
+    expected = ttest_rel(after, before)
+    for finding in (found.whole, *found.segments):
+        assert finding.p_value == pytest.approx(expected.pvalue)
+        assert finding.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert found.clusters == (5, 5)
 
 
 def test_equal_ids_in_two_logs_are_chance_but_equal_customers_are_not() -> None:
