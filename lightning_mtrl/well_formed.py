@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -31,3 +32,26 @@ def is_finite(value: Any) -> bool:
         return math.isfinite(value)
     except (TypeError, ValueError, OverflowError):
         return False
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON has it: what JSON lacks, such as NaN, becomes its `repr`, and a tuple a list.
+
+    Half of a character becomes its escape, since UTF-8 has no bytes for it.
+    """
+    if isinstance(value, Mapping):
+        return {_whole(str(key)): json_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(float(value))
+    if isinstance(value, str):
+        return _whole(value)
+    if value is None or isinstance(value, int | float):
+        return value
+    # Numbers and arrays of NumPy and torch know how to become plain ones.
+    return json_value(value.tolist()) if hasattr(value, "tolist") else _whole(repr(value))
+
+
+def _whole(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lightning_mtrl.conversation import DISPOSITIONS, Conversation, Message, Turn
 from lightning_mtrl.rollouts.logs import read_conversations, write_conversations
-from lightning_mtrl.rollouts.ongoing import json_value
+from lightning_mtrl.well_formed import json_value
 
 TEXT = st.text(max_size=6)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

@@ -13,7 +13,8 @@ from lightning_mtrl.environments.protocol import Observation, Transition
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.decoding import Draw, SampledResponse
 from lightning_mtrl.rollouts.environment_calls import Failure, PendingCalls
-from lightning_mtrl.rollouts.ongoing import Chat, Ongoing, fault_of
+from lightning_mtrl.rollouts.heard import fault_of
+from lightning_mtrl.rollouts.ongoing import Chat, Ongoing
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.results import NO_ROOM, Share
 from lightning_mtrl.rollouts.sampling import SamplingConfig

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
+from lightning_mtrl.rollouts.heard import plain
+
 Answer = TypeVar("Answer")
 Key = TypeVar("Key")
 
@@ -41,7 +43,8 @@ def ask(calls: Sequence[Callable[[], Any]], expected: type[Answer]) -> list[Answ
         expected: class of a right answer.
 
     Returns:
-        In order, the answers, or a `Failure` where a call raised or returned something else.
+        In order, the answers as plain data (`lightning_mtrl.rollouts.heard`), or a `Failure` where a call
+        raised or returned something else.
     """
     answers = [_call(call) for call in calls]
     waiting = [index for index, answer in enumerate(answers) if inspect.isawaitable(answer)]
@@ -126,7 +129,8 @@ def _checked(answer: Any, expected: type[Answer]) -> Answer | Failure[Answer]:
         return Failure(
             TypeError(f"the environment returned {type(answer).__name__}, not {expected.__name__}")
         )
-    return answer
+    kept = _call(lambda: plain(answer))
+    return Failure(kept) if isinstance(kept, BaseException) else kept
 
 
 async def _settled(waiting: Awaitable[Any]) -> Any:

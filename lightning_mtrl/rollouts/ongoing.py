@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from lightning_mtrl.conversation import Conversation, Message, Turn
 from lightning_mtrl.environments.protocol import Environment, Observation, Transition
 from lightning_mtrl.rollouts.decoding import SampledResponse
+from lightning_mtrl.rollouts.heard import TURN_KEYS
 from lightning_mtrl.well_formed import is_finite
 
-TURN_KEYS = ("sent", "reply", "disposition", "outcome")
 FINAL_KEYS = ("tokens", "pivotal_turn")  # of the last transition; kept with the conversation
 
 
@@ -83,14 +83,14 @@ class Ongoing:
         return len(self.turns) + 1 == self.explored_turn
 
     def open(self, observation: Observation, chat: Chat) -> None:
-        """Take the first observation."""
+        """Take the first observation, as `lightning_mtrl.rollouts.heard.plain` makes it."""
         parts = (observation.system or chat.system_prompt, self.persona)
         system = "\n\n".join(text for text in parts if text)
         opening = (Message("system", system),) if system else ()
         self.prompt = (*opening, Message("user", observation.text))
         self.unsaid = list(chat.prompt_ids(self.prompt))
         self.prompt_ids = tuple(self.unsaid)
-        self.facts = json_value(observation.info)
+        self.facts = observation.info
 
     def uniforms(self, size: int) -> NDArray[np.float32]:
         """Random numbers for the next response: always as many, however long it gets."""
@@ -99,13 +99,13 @@ class Ongoing:
     def add(
         self, said: SampledResponse, text: str | None, transition: Transition, observation_ids: list[int]
     ) -> None:
-        """Append a turn."""
+        """Append a turn; the transition is a plain one, in which `fault_of` finds no fault."""
         info = transition.info
         self.turns.append(
             Turn(
                 response=text,
                 observation=transition.observation,
-                reward=float(transition.reward),
+                reward=transition.reward,
                 sent=info.get("sent"),
                 reply=info.get("reply"),
                 disposition=info.get("disposition"),
@@ -113,7 +113,7 @@ class Ongoing:
                 response_ids=said.ids,
                 behaviour_logprobs=said.logprobs,
                 observation_ids=tuple(observation_ids),
-                info=json_value({key: value for key, value in info.items() if key not in TURN_KEYS}),
+                info={key: value for key, value in info.items() if key not in TURN_KEYS},
             )
         )
         self.unsaid = observation_ids
@@ -145,28 +145,3 @@ class Ongoing:
             prompt_ids=self.prompt_ids,
             metadata=metadata,
         )
-
-
-def fault_of(transition: Transition) -> str | None:
-    """Why an answer of an environment cannot be used; None when it can."""
-    if transition.terminated and transition.truncated:
-        return "the environment both terminated and truncated"
-    if not is_finite(transition.reward):
-        return "reward is not a finite number"
-    if "outcome" in transition.info and transition.terminated:
-        return None if is_finite(transition.info["outcome"]) else "no outcome"
-    return None
-
-
-def json_value(value: Any) -> Any:
-    """A value as JSON has it: what JSON lacks, such as NaN, becomes its `repr`, and a tuple a list."""
-    if isinstance(value, Mapping):
-        return {str(key): json_value(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    if value is None or isinstance(value, str | int | float):
-        return value
-    # Numbers and arrays of NumPy and torch know how to become plain ones.
-    return json_value(value.tolist()) if hasattr(value, "tolist") else repr(value)
