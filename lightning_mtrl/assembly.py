@@ -71,6 +71,10 @@ class Parts(Learner):
     collector: Collector
     validator: Collector
 
+    def close(self) -> None:
+        """Leave a server as it was found."""
+        self.collector.close()
+
 
 def assemble(
     config: RunConfig,

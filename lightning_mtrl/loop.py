@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Any
 
 from lightning.fabric import seed_everything
@@ -38,8 +37,8 @@ class PolicyIterationLoop:
     def __init__(self, config: RunConfig, folder: RunFolder) -> None:
         self.config = config
         self.recorder = Recorder(config, folder, launch(config.fabric))
-        served = config.data.server.adapter_folder or folder.served
-        self.parts: Parts = assemble(config, self.recorder.loggers, served=Path(served))
+        served = folder.served(config.data.server.adapter_folder)
+        self.parts: Parts = assemble(config, self.recorder.loggers, served=served)
         self.parts.context.say = self.recorder.say
         self.parts.context.on_step = self.recorder.on_step
         self.algorithm = self.parts.algorithm
@@ -47,6 +46,10 @@ class PolicyIterationLoop:
 
     def run(self) -> None:
         """Run to the last iteration, or until the algorithm has converged."""
+        with closing(self.parts):
+            self._run()
+
+    def _run(self) -> None:
         start = self.recorder.resume(self.parts)
         if start == 0:
             self.report(0, None, None)

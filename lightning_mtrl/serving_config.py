@@ -22,8 +22,8 @@ class ServingConfig:
         concurrency: requests under way at once in one process; `data.rows` conversations are held at once.
         timeout_seconds: for one attempt, until the whole response is there.
         retries: attempts after the first one; then the conversation is dropped and counted.
-        adapter_folder: folder for the adapters, which the server must see under the same path; null:
-            "served" in the run's folder.
+        adapter_folder: folder in which each run makes one for its adapters; the server must see it under the
+            same path; null: "served" in the run's folder.
     """
 
     base_url: str | None = None

@@ -65,12 +65,14 @@ def metrics(run: Path) -> dict[str, float]:
 def test_an_itpo_iteration_on_a_server_is_one_as_usual(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also: each policy is served under its own name, and the server is left with the last one."""
+    """Also: each policy is served under its own name, and the server is left as it was found."""
     run = tmp_path / "run"
     with vllm_serving(TINY_FOLDER) as fake:
         assert cli.main(["fit", configured(tmp_path, base_url=fake.base_url), f"--run_dir={run}"]) == 0
     first, second = (name for change, name in fake.changes if change == "load")
-    assert fake.changes == [("load", first), ("load", second), ("unload", first)]
+    assert fake.changes == [("load", first), ("load", second), ("unload", first), ("unload", second)]
+    assert fake.adapters == {}
+    assert not (run / "served").exists()
     assert re.fullmatch(r"iteration-0000-[0-9a-f]{12}", first)
     assert re.fullmatch(r"iteration-0001-[0-9a-f]{12}", second)
     # pi_0 answers in its validation and the collection, pi_1 in its own validation alone.

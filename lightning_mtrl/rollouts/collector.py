@@ -195,6 +195,11 @@ class Collector:
             ongoing.open(answer, self._terms.chat)
             self._terms.expect_room(ongoing)
 
+    def close(self) -> None:
+        """Take the policy off the server, where one samples; the next collection puts it there again."""
+        if self._server is not None:
+            self._server.close()
+
     def _engine_of(self, model: nn.Module, policy: str) -> EngineMaker:
         terms = self._terms
         shared: dict[str, Any] = {

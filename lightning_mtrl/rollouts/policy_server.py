@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
+import re
 import shutil
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +23,11 @@ from lightning_mtrl.processes import Processes
 from lightning_mtrl.rollouts.environment_calls import Failure, ask
 from lightning_mtrl.serving_config import ServingConfig
 
+_logger = logging.getLogger(__name__)
+
 _UNFINISHED = "unfinished"
+_ADAPTER = re.compile(r".+-[0-9a-f]{12}")
+_PARTING_SECONDS = 20.0
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
 Answer = TypeVar("Answer")
 
@@ -27,14 +35,15 @@ Answer = TypeVar("Answer")
 class PolicyServer:
     """Keeps a vLLM server at the policy as it is now.
 
-    An adapter's name has the policy's (and so the iteration) and a digest of its weights, so that neither
-    an answer nor a remembered prefix of other weights can come back under it: not of an earlier iteration,
-    and not of the same one before a run was killed.
+    An adapter's name has the policy's (and so the iteration) and a digest of its weights and folder, so that
+    neither an answer nor a remembered prefix of other weights can come back under it: not of an earlier
+    iteration, not of the same one before a run was killed, and not of another run at the same server.
 
     Args:
         config: where the server is, and how it is asked.
         backbone: its role "policy" is served.
-        folder: for the adapters; the server must see it under the same path.
+        folder: for the adapters, of this run alone; the server must see it under the same path. Only adapters
+            that were written into it are ever removed from it, or from the server.
         processes: the first one alone changes the server's adapters.
 
     Attributes:
@@ -45,6 +54,7 @@ class PolicyServer:
     def __init__(self, config: ServingConfig, backbone: Backbone, folder: Path, processes: Processes) -> None:
         self.client, self.address = _client(config), str(config.base_url)
         self._backbone, self._folder, self._processes = backbone, folder.resolve(), processes
+        self._serving: Path | None = None  # in the first process alone
 
     @property
     def vocabulary(self) -> int:
@@ -77,9 +87,30 @@ class PolicyServer:
             if self._is_ours(model) and model.name != path.name:
                 self._ask(partial(self.client.unload, model.name), type(None))
         for old in self._folder.iterdir():
-            if old != path:
+            if old != path and old.is_dir() and _ADAPTER.fullmatch(old.name):
                 shutil.rmtree(old)
+        self._serving = path
         return path.name
+
+    def close(self) -> None:
+        """Take the policy off the server; one that does not do it soon keeps it, which is logged.
+
+        No process waits for another here, so it may also be called where one of them failed.
+        """
+        path, self._serving = self._serving, None
+        if path is None:
+            return
+        (answer,) = ask([partial(self._part_with, path.name)], type(None))
+        if isinstance(answer, Failure):
+            _logger.warning("The server at %s keeps the adapter %s: %s", self.address, path, answer.cause)
+            return
+        shutil.rmtree(path)
+        with suppress(OSError):  # where something of others lies beside it
+            self._folder.rmdir()
+
+    async def _part_with(self, name: str) -> None:
+        async with asyncio.timeout(_PARTING_SECONDS):
+            await self.client.unload(name)
 
     def _write(self, policy: str) -> Path:
         """The policy's adapter as a peft folder whose name depends on what is in it."""
@@ -87,8 +118,8 @@ class PolicyServer:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         save_role(self._backbone, "policy", unfinished)
-        digest = hashlib.sha256(b"".join((unfinished / name).read_bytes() for name in _FILES)).hexdigest()
-        path = self._folder / f"{policy}-{digest[:12]}"
+        parts = (str(self._folder).encode(), *((unfinished / name).read_bytes() for name in _FILES))
+        path = self._folder / f"{policy}-{hashlib.sha256(b''.join(parts)).hexdigest()[:12]}"
         if path.exists():  # of this very policy
             shutil.rmtree(unfinished)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -107,10 +108,19 @@ class RunFolder:
         """The latest policy as a peft folder."""
         return self.path / "adapters" / "policy"
 
-    @property
-    def served(self) -> Path:
-        """The policy as the adapter that a server has loaded (`data.server`)."""
-        return self.path / "served"
+    def served(self, shared: str | None = None) -> Path:
+        """The folder, of this run alone, of the adapters that a server has loaded (`data.server`).
+
+        Args:
+            shared: folder of several runs (`data.server.adapter_folder`), in which this one gets its own. Its
+                name has a digest of the run folder's place on the disk, since runs of several machines may
+                have equal paths.
+        """
+        if shared is None:
+            return self.path / "served"
+        place = self.path.resolve()
+        digest = hashlib.sha256(f"{place}/{place.stat().st_ino}".encode()).hexdigest()
+        return Path(shared) / f"{place.name}-{digest[:12]}"
 
     @property
     def figures(self) -> Path:
