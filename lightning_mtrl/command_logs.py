@@ -17,6 +17,7 @@ from lightning_mtrl.parsing import load_config, parse_run, to_yaml
 from lightning_mtrl.rollouts.log_files import expect_logs
 from lightning_mtrl.rollouts.outcomes import expect_outcomes
 from lightning_mtrl.runs.folder import RunFolder
+from lightning_mtrl.runs.writer import OPENING_SECONDS, only_writer
 
 if TYPE_CHECKING:
     from lightning_mtrl.runs.checkpoint import CheckpointState
@@ -63,8 +64,9 @@ def take_step(command: Literal["evaluate", "improve"], description: str, argumen
     folder = RunFolder.create(to_yaml(replace(config, run_dir=None)), config.run_dir, parsed.name)
     print(f"Run folder: {folder.path}", flush=True)
     try:
-        step = BatchOnlineStep(config, folder, logs, loaded, start)
-        step.improve() if command == "improve" else step.evaluate()
+        with only_writer(folder.path, OPENING_SECONDS):
+            step = BatchOnlineStep(config, folder, logs, loaded, start)
+            step.improve() if command == "improve" else step.evaluate()
     except BaseException:
         if not folder.has_results:
             folder.discard()

@@ -26,7 +26,7 @@ from lightning_mtrl.idle_keys import idle_keys
 from lightning_mtrl.parsing import ParsedRun, build_algorithm, load_config, parse_run, to_yaml
 from lightning_mtrl.runs.atomic import write_text
 from lightning_mtrl.runs.folder import RunFolder
-from lightning_mtrl.runs.writer import only_writer
+from lightning_mtrl.runs.writer import OPENING_SECONDS, only_writer
 
 if TYPE_CHECKING:
     from lightning_mtrl.processes import Processes
@@ -130,7 +130,7 @@ def _say_what_is_idle(config: RunConfig, arguments: Sequence[str]) -> None:
 def _only_writer(folder: RunFolder, processes: Processes) -> Iterator[None]:
     """The first process holds the folder for all of them."""
     with ExitStack() as held:
-        processes.first(lambda: held.enter_context(only_writer(folder.path)))
+        processes.first(lambda: held.enter_context(only_writer(folder.path, OPENING_SECONDS)))
         yield
 
 

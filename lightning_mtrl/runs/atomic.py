@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lightning_mtrl.errors import UserError
+
 _UNFINISHED = ".unfinished"
 _REPLACED = ".replaced"
 
@@ -47,16 +49,24 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
     Yields:
         The folder to write into.
+
+    Raises:
+        UserError: if another process removed it meanwhile, also where a part written later made it again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside, old = _beside(path, _UNFINISHED), _beside(path, _REPLACED)
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
+    # While it is open, no other folder gets its number on the disk.
+    made = os.open(beside, os.O_RDONLY)
     try:
         yield beside
+        _expect_same(beside, made)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
+    finally:
+        os.close(made)
     _flush_tree(beside)
     shutil.rmtree(old, ignore_errors=True)
     if path.exists():
@@ -90,6 +100,14 @@ def tidy(folder: Path) -> None:
 
 def _beside(path: Path, ending: str) -> Path:
     return path.with_name(f".{path.name}{ending}")
+
+
+def _expect_same(folder: Path, handle: int) -> None:
+    if not folder.exists() or not os.path.samestat(folder.stat(), os.fstat(handle)):
+        raise UserError(
+            f"{folder} was removed by another process while it was written. Let one process at a time write "
+            f"there, and start again."
+        )
 
 
 def _flush_tree(folder: Path) -> None:

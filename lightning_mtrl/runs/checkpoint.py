@@ -65,7 +65,11 @@ def save_checkpoint(path: Path, state: CheckpointState) -> None:
         for name, optimizer in state.optimizers.items():
             torch.save(dict(optimizer), folder / f"optimizer-{name}.pt")
         write_json(folder / _LOOP, dict(state.loop))
-        digests = {file.name: _digest(file) for file in sorted(folder.iterdir())}
+        # By name, so that a file that was lost meanwhile is an error here and no gap in the manifest.
+        tensors_of = [f"tensors-{name}.safetensors" for name in state.tensors]
+        optimizers_of = [f"optimizer-{name}.pt" for name in state.optimizers]
+        names = sorted([*tensors_of, *optimizers_of, _LOOP])
+        digests = {name: _digest(folder / name) for name in names}
         write_json(folder / _MANIFEST, {"format": 1, "iteration": state.iteration, "files": digests})
 
 

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lightning_mtrl.errors import UserError
+from lightning_mtrl.runs import checkpoint
 from lightning_mtrl.runs.checkpoint import (
     CheckpointState,
     latest_checkpoint,
@@ -249,3 +251,19 @@ def test_killed_at_a_random_moment_leaves_only_whole_checkpoints(tmp_path: Path)
     for path in found:
         state = load_checkpoint(path)
         assert set(state.tensors["policy"]["w"].unique().tolist()) == {float(state.iteration)}
+
+
+def test_a_part_that_is_lost_while_a_checkpoint_is_written_is_no_gap_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpoint.write_json
+
+    def lose(path: Path, value: Any) -> None:
+        (path.parent / "tensors-policy.safetensors").unlink(missing_ok=True)
+        write(path, value)
+
+    monkeypatch.setattr(checkpoint, "write_json", lose)
+    state = CheckpointState(1, {"policy": {"weight": torch.ones(2)}})
+    with pytest.raises(FileNotFoundError, match=r"tensors-policy\.safetensors"):
+        save_checkpoint(tmp_path / "iteration-0001", state)
+    assert not list(tmp_path.iterdir())

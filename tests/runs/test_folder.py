@@ -98,6 +98,27 @@ def test_a_folder_that_fails_while_it_is_filled_leaves_the_old_one(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
 
 
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_folder_that_another_process_removes_is_told_and_never_published(
+    made_again: bool, tmp_path: Path
+) -> None:
+    target = tmp_path / "policy"
+    with replacing_folder(target) as folder:
+        (folder / "old").write_text("old")
+
+    def fill() -> None:
+        with replacing_folder(target) as folder:
+            (folder / "weights").write_text("new")
+            tidy(tmp_path)
+            if made_again:
+                write_text(folder / "manifest.json", "{}")  # which makes a missing folder
+
+    with pytest.raises(UserError, match=r"\.policy\.unfinished was removed by another process"):
+        fill()
+    assert [path.name for path in target.iterdir()] == ["old"]
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"]
+
+
 def test_a_process_killed_between_two_renames_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "adapters" / ".policy.replaced").mkdir(parents=True)
     (tmp_path / "adapters" / ".policy.replaced" / "weights").write_text("old")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,14 @@ def test_what_a_running_process_has_not_finished_is_left_to_it(tmp_path: Path) -
         assert unfinished.exists()
     RunFolder.open(folder.path)
     assert not unfinished.exists()
+
+
+def test_who_only_tidies_a_run_for_an_instant_keeps_nobody_from_writing_it(tmp_path: Path) -> None:
+    held = only_writer(tmp_path)
+    held.__enter__()
+    release = threading.Timer(0.3, held.__exit__, (None, None, None))
+    release.start()
+    with only_writer(tmp_path, patience_seconds=30.0):
+        release.join()
+        with pytest.raises(BeingWritten), only_writer(tmp_path, patience_seconds=0.1):
+            pass
