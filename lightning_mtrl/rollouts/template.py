@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 # Python and Jinja strip a vertical tab as white space, and no template writes one.
 PADDING = "\v"
 MIDDLE = ("user", "assistant", "user", "assistant", "user")
+# Conversations with the roles that not every template takes.
+FURTHER = (("system", *MIDDLE), ("user", "assistant", "tool", "assistant", "user"))
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,15 @@ class ChatTemplate:
         self.ending, self.closing = self.middle.texts[2], self.middle.texts[5]
         self.finish = self._check_append_only()
         self.opening, self.lead, self._asked = self._cut_opening()
+
+    def markers(self) -> str:
+        """Glue around messages of every role that the template takes, as one text."""
+        found = list(self.middle.texts)
+        for roles in FURTHER:
+            # What a template asks of a tool's message, beside a content, shows in errors of several kinds.
+            with suppress(UserError, TypeError, ValueError):
+                found += self.cut(roles, generation=False).texts
+        return "".join(found)
 
     def prompt(self, roles: tuple[str, ...]) -> Glue:
         """Glue of a prompt; its last text asks for a response."""

@@ -54,7 +54,7 @@ class ChatTokenizer:
         self._template = ChatTemplate(tokenizer)
         self._prompts: dict[tuple[str, ...], Glue] = {}
         self._objects = list(range(len(tokenizer)))
-        self._texts = TextIds(tokenizer, "".join(self._template.middle.texts))
+        self._texts = TextIds(tokenizer, self._template.markers())
         ending, self._user_lead = _with_lead(self._template.ending)
         self.end_id: int
         self.header_ids: list[int]
