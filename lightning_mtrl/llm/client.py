@@ -66,16 +66,16 @@ class ChatClient:
             "max_tokens": self.server.max_tokens,
             "seed": seed,
         }
-        if (known := self._record.find(request)) is not None:
-            self.usage.recorded += 1
-            return str(known["content"])
-        try:
-            reply = await self._asked(request)
-        except LLMFailure:
-            self.usage.failures += 1
-            raise
-        self._record.add(request, reply)
-        return str(reply["content"])
+        async with self._record.alone(request):
+            if (known := self._record.find(request)) is not None:
+                self.usage.recorded += 1
+                return str(known["content"])
+            try:
+                reply = await self._asked(request)
+            except LLMFailure:
+                self.usage.failures += 1
+                raise
+            return str(self._record.add(request, reply)["content"])
 
     async def chat_json(self, messages: Messages, schema: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         """The JSON object in the reply to some messages.

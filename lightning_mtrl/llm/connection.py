@@ -71,7 +71,7 @@ class Connection:
                     raise LLMFailure(f"{failed}, and it asks to wait too long") from None
                 backoff = min(server.backoff_seconds * 2**number, server.longest_wait_seconds)
                 self.usage.retries += 1
-                await asyncio.sleep(backoff if failed.wait is None else failed.wait)
+                await asyncio.sleep(max(backoff, failed.wait or 0.0))
         raise AssertionError("the last attempt returns or raises")
 
     async def _once(self, client: Any, call: Callable[[Any], Awaitable[Reply]], model: str) -> Reply:

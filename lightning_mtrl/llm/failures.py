@@ -73,6 +73,6 @@ def _asked_wait(value: str | None) -> float | None:
     number = value.replace(".", "", 1).isdecimal()
     try:
         wait = float(value) if number else parsedate_to_datetime(value).timestamp() - time()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return max(0.0, wait)

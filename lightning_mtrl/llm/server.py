@@ -22,8 +22,8 @@ class Server:
         concurrency: requests under way at once in one process.
         timeout_seconds: for one attempt, until the whole reply is there.
         retries: attempts after the first one, for a server that is down, slow, busy or broken.
-        backoff_seconds: wait before the first of them; it doubles each time. A Retry-After of the server goes
-            before it.
+        backoff_seconds: wait before the first of them; it doubles each time. A Retry-After of the server can
+            make a wait longer, not shorter.
         longest_wait_seconds: bound of both; a server that asks for more is given up.
         temperature: of the model's sampling.
         max_tokens: longest reply.

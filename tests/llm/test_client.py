@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import json
 import logging
 import socket
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,18 @@ def test_retry_after_is_obeyed_up_to_a_bound() -> None:
         assert len(fake.bodies) == 1
 
 
+@pytest.mark.parametrize(
+    "asked", ["0", "-5", "nan", "-inf", "0.001", "Thu, 01 Jan 1970 00:00:00 GMT", "soon"]
+)
+def test_a_server_that_asks_for_no_wait_gets_the_usual_one(asked: str) -> None:
+    with serving([Answer(status=429, headers=(("retry-after", asked),), body="{}")]) as fake:
+        with pytest.raises(LLMFailure, match="HTTP 429, 3 attempts"):
+            ask(client(fake.base_url, backoff_seconds=0.1))
+        first, second, third = fake.times
+    assert second - first >= 0.1
+    assert third - second >= 0.2
+
+
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_refused_request_is_not_repeated(status: int) -> None:
     with serving([Answer(status=status, body='{"error": {"message": "too long"}}')]) as fake:
@@ -138,6 +152,61 @@ def test_equal_requests_are_answered_from_the_record(tmp_path: Path) -> None:
     kept = json.loads(record.read_text().splitlines()[0])
     assert kept["request"]["messages"] == ASKED
     assert kept["reply"] == {"content": "one", "prompt_tokens": 100, "completion_tokens": 10}
+
+
+def _numbered(fake_status: int = 200) -> Any:
+    numbers = itertools.count(1)
+
+    def answer(body: Any) -> Answer:
+        number = next(numbers)
+        return Answer(f"reply {number}", seconds=0.05, status=fake_status if number == 1 else 200)
+
+    return answer
+
+
+def _at_once(one: ChatClient, seeds: Sequence[int]) -> list[Any]:
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(one.chat(ASKED, seed) for seed in seeds), return_exceptions=True)
+
+    return asyncio.run(many())
+
+
+def test_equal_requests_under_way_at_once_are_one_and_get_one_reply(tmp_path: Path) -> None:
+    record = str(tmp_path / "record.jsonl")
+    with serving(_numbered()) as fake:
+        one = client(fake.base_url, record=record)
+        first, *rest, other = _at_once(one, [1, 1, 1, 1, 2])
+        assert rest == [first] * 3
+        assert {first, other} == {"reply 1", "reply 2"}
+        assert (len(fake.bodies), one.usage.requests, one.usage.recorded) == (2, 2, 3)
+        # Another event loop, and another client, as of a repeated run.
+        assert (
+            _at_once(one, [1, 2]) == _at_once(client(fake.base_url, record=record), [1, 2]) == [first, other]
+        )
+        assert len(fake.bodies) == 2
+
+
+def test_a_request_that_fails_lets_the_next_equal_one_be_made(tmp_path: Path) -> None:
+    with serving(_numbered(fake_status=400)) as fake:
+        one = client(fake.base_url, record=str(tmp_path / "record.jsonl"))
+        failed, *rest = _at_once(one, [1, 1, 1])
+        assert isinstance(failed, LLMFailure)
+        assert rest == ["reply 2"] * 2
+        assert len(fake.bodies) == 2
+
+
+def test_equal_requests_without_a_record_stay_independent() -> None:
+    with serving(_numbered()) as fake:
+        assert len(set(_at_once(client(fake.base_url), [1, 1, 1]))) == len(fake.bodies) == 3
+
+
+def test_of_two_recorded_replies_to_equal_requests_the_first_holds(tmp_path: Path) -> None:
+    record = tmp_path / "record.jsonl"
+    with serving(_numbered()) as fake:
+        ours, theirs = (client(fake.base_url, record=str(record)) for _ in range(2))
+        assert [ask(ours), ask(theirs)] == ["reply 1", "reply 2"]  # as two processes do
+        assert len(record.read_text().splitlines()) == 2
+        assert ask(client(fake.base_url, record=str(record))) == ask(ours) == "reply 1"
 
 
 def test_json_is_found_in_what_stands_around_it_and_mended_once() -> None:
