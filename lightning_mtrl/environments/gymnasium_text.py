@@ -62,6 +62,10 @@ class GymnasiumText:
         observed, reward, terminated, truncated, _ = self._env.step(action)
         return Transition(self._told(observed), float(reward), bool(terminated), bool(truncated))
 
+    def close(self) -> None:
+        """Let Gymnasium's environment go."""
+        self._env.close()
+
     def _not_understood(self) -> Transition:
         self._mistakes += 1
         over = self._mistakes >= self.max_mistakes

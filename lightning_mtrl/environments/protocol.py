@@ -85,6 +85,10 @@ class Environment(Protocol):
     An environment backed by a language model may make `step` a coroutine (`async def step`).
     An environment that knows its optimum also has `optimum(gamma) -> Optimum`; one that keeps situations
     apart to validate on has `held_out() -> Environment`, which is the same with those.
+
+    One that has to clean up behind a conversation has `close() -> None`, plain or a coroutine. It is called
+    on the conversation's own copy once nothing more is asked of it: when it ended, when a limit or a failure
+    ended it, and when the collection was stopped. What it raises costs nothing; it is counted and logged.
     """
 
     def reset(self, seed: int) -> Observation:
@@ -100,6 +104,16 @@ def held_out(environment: Environment) -> Environment:
     """The environment to validate on: with situations that it keeps apart, if it does that."""
     kept: Environment = environment.held_out() if hasattr(environment, "held_out") else environment
     return kept
+
+
+def close(environment: Environment) -> Any:
+    """Let an environment clean up behind its conversation, if it does that.
+
+    Returns:
+        What it returns, which has to be awaited where its `close` is a coroutine.
+    """
+    clean_up = getattr(environment, "close", None)
+    return clean_up() if callable(clean_up) else None
 
 
 @dataclass(frozen=True)

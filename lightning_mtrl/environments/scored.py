@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from lightning_mtrl.environments.protocol import Environment, Observation, Transition, held_out
+from lightning_mtrl.environments.protocol import Environment, Observation, Transition, close, held_out
 from lightning_mtrl.errors import UserError
 
 
@@ -67,6 +67,10 @@ class Scored:
         answer: Any = self.environment.step(response)
         self._responses.append(response)
         return self._later(answer, self._heard) if inspect.isawaitable(answer) else self._heard(answer)
+
+    def close(self) -> Any:
+        """Let the environment clean up behind the conversation, if it does that."""
+        return close(self.environment)
 
     async def _later(self, waiting: Awaitable[Any], then: Callable[[Any], Any]) -> Any:
         return then(await waiting)

@@ -77,6 +77,7 @@ class Verifiers:
         self._model = absent_model()
         self._rows, self._held_out = self._sides(held_out_share)
         self._state: Any = None
+        self._is_open = False  # set up, and not cleaned up behind
         self._prompt: list[Any] = []
         for rows in (self._rows, self._held_out):  # so that what is wrong is told before a model is loaded
             _opening(_normal(rows.draw(0)["prompt"]))
@@ -102,6 +103,7 @@ class Verifiers:
         """
         row, environment = self._rows.draw(seed), self._environment
         self._state = await environment.init_state(row, self._model, "policy", {})
+        self._is_open = True
         async with self._tidied():
             made = await environment.setup_state(self._state)
             self._state = self._state if made is None else made
@@ -126,6 +128,12 @@ class Verifiers:
             heard = await self._heard(response)
         return await self._ended() if heard is None else Transition(heard)
 
+    async def close(self) -> None:
+        """Let the environment clean up behind a conversation that was given up; behind others, it has."""
+        if self._is_open:
+            self._is_open = False
+            await self._environment.cleanup(self._state)
+
     async def _heard(self, response: str | None) -> str | None:
         """What the environment says to a response; None where the conversation is over."""
         environment, state = self._environment, self._state
@@ -141,7 +149,7 @@ class Verifiers:
 
     async def _ended(self) -> Transition:
         environment, state = self._environment, self._state
-        await environment.cleanup(state)
+        await self.close()
         if state.get("error") is not None:
             raise state["error"]
         outcome = self._outcome(await reward_of(environment.rubric, state))
@@ -190,7 +198,7 @@ class Verifiers:
         try:
             yield
         except Exception:
-            await self._environment.cleanup(self._state)
+            await self.close()
             raise
 
 

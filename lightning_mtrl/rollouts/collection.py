@@ -13,6 +13,7 @@ from lightning_mtrl.environments.protocol import Observation, Transition
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.decoding import Draw, SampledResponse
 from lightning_mtrl.rollouts.environment_calls import Failure, PendingCalls
+from lightning_mtrl.rollouts.farewells import Farewells
 from lightning_mtrl.rollouts.heard import fault_of
 from lightning_mtrl.rollouts.ongoing import Chat, Ongoing
 from lightning_mtrl.rollouts.progress import CollectionProgress
@@ -87,6 +88,7 @@ class Collection:
         self._talking: dict[int, Ongoing] = {}
         self._said: dict[int, tuple[SampledResponse, str | None]] = {}  # what a row's environment is hearing
         self._calls: PendingCalls[int] = PendingCalls()
+        self._farewells = Farewells()
         self._done: dict[int, Conversation] = {}
         self._dropped: Counter[str] = Counter()
         self._unanswered = 0  # of those that were dropped, since the policy's server gave no response
@@ -110,6 +112,9 @@ class Collection:
             self._calls.cancel()
             if self._responding():
                 self._engine.cancel()
+            for ongoing in self._talking.values():
+                self._farewells.say(ongoing.environment)
+            self._farewells.finish()
 
     def _responding(self) -> bool:
         return "_engine" in self.__dict__ and bool(self._engine.responding)
@@ -204,7 +209,7 @@ class Collection:
             self._progress.finish(conversation.outcome)
 
     def _free_row(self, row: int) -> None:
-        del self._talking[row]
+        self._farewells.say(self._talking.pop(row).environment)
         self._said.pop(row, None)
         if self._sampled_any:
             self._engine.release(row)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from lightning_mtrl.environments.protocol import Environment, Observation
+from lightning_mtrl.environments.protocol import Environment, Observation, close
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.ranges import COUNT, HEAT, MIN_P, SHARE
@@ -191,6 +191,7 @@ class Collector:
             return
         ongoing = self._begin(0, seed, policy)
         (answer,) = ask([partial(ongoing.environment.reset, ongoing.seed)], Observation)
+        ask([partial(close, ongoing.environment)], object)
         if isinstance(answer, Observation):
             ongoing.open(answer, self._terms.chat)
             self._terms.expect_room(ongoing)
