@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.llm.client import ChatClient
 from lightning_mtrl.llm.server import Server
+from lightning_mtrl.llm.transcripts import judged
 
 _TASK = (
     "You weigh the turns of a finished conversation between a user and an assistant. For each of the "
@@ -36,19 +39,21 @@ class TurnJudge:
         weight = {"type": "number", "minimum": 0, "maximum": 10}
         weights = {"type": "array", "items": weight, "minItems": number, "maxItems": number}
         found = await self.client.chat_json(
-            [
-                {"role": "system", "content": _TASK.format(number=number)},
-                {"role": "user", "content": _shown(conversation)},
-            ],
+            judged(
+                _TASK.format(number=number),
+                f"The result of the conversation: {conversation.outcome}",
+                list(_messages(conversation)),
+            ),
             {"type": "object", "properties": {"weights": weights}, "required": ["weights"]},
         )
         return [float(weight) for weight in found["weights"]]
 
 
-def _shown(conversation: Conversation) -> str:
-    lines = [f"USER: {m.content}" for m in conversation.prompt if m.role == "user"]
+def _messages(conversation: Conversation) -> Iterator[dict[str, object]]:
+    for message in conversation.prompt:
+        if message.role == "user":
+            yield {"role": "user", "content": message.content}
     for number, turn in enumerate(conversation.turns, start=1):
-        lines.append(f"ASSISTANT, message {number}: {turn.response or '(nothing)'}")
+        yield {"role": "assistant", "number": number, "content": turn.response or ""}
         if turn.observation:
-            lines.append(f"USER: {turn.observation}")
-    return "\n".join([*lines, f"RESULT: {conversation.outcome}"])
+            yield {"role": "user", "content": turn.observation}

@@ -14,6 +14,7 @@ from lightning_mtrl.environments.document_writing import bleu
 from lightning_mtrl.environments.scenarios import Scenario
 from lightning_mtrl.llm.client import ChatClient
 from lightning_mtrl.llm.server import Server
+from lightning_mtrl.llm.transcripts import judged
 
 Talk = Sequence[Message]
 
@@ -121,16 +122,9 @@ class DiagnosisJudge:
         return float(found["score"]) / 10
 
 
-def transcript(talk: Talk) -> str:
-    """A conversation as a model reads it from outside."""
-    return "\n".join(f"{message.role.upper()}: {message.content}" for message in talk)
-
-
 def _asked(task: str, scenario: Scenario | None, talk: Talk) -> list[dict[str, str]]:
-    parts = [f"The conversation:\n\n{transcript(talk)}"]
-    if scenario is not None:
-        parts.append(f"The right answer: {scenario.reference}")
-    return [{"role": "system", "content": task}, {"role": "user", "content": "\n\n".join(parts)}]
+    given = None if scenario is None else f"The right answer: {scenario.reference}"
+    return judged(task, given, [{"role": message.role, "content": message.content} for message in talk])
 
 
 def _object(**properties: dict[str, Any]) -> dict[str, Any]:
