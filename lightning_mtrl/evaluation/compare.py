@@ -122,7 +122,7 @@ def compare(
         intervals=(old.interval(1 - alpha), new.interval(1 - alpha)),
         binary=old.is_binary and new.is_binary,
         clusters=(old.num_clusters, new.num_clusters),
-        notes=tuple(_notes(baseline, candidate, old, new)),
+        notes=tuple(_notes(baseline, candidate, old, new, whole)),
     )
 
 
@@ -180,8 +180,12 @@ def _by_segment(
     return tuple(replace(finding, p_value=corrected.get(finding.segment, 1.0)) for finding in findings)
 
 
-def _notes(baseline: Arm, candidate: Arm, old: Sample, new: Sample) -> list[str]:
+def _notes(baseline: Arm, candidate: Arm, old: Sample, new: Sample, whole: Finding) -> list[str]:
     notes = []
+    if math.isinf(whole.interval[1]):
+        notes.append(
+            "Nothing bounds the difference: outcomes do not vary, or are all of one conversation or cluster."
+        )
     gaps = [(arm.missing, len(arm.conversations)) for arm in (candidate, baseline)]
     if RateDifference(*gaps).p_value < 0.05:
         shares = " and ".join(f"{missing / number:.1%}" for missing, number in reversed(gaps))

@@ -185,6 +185,14 @@ def test_customers_whom_one_log_links_are_linked_in_the_other_too(segment: str |
     assert found.clusters == (5, 5)
 
 
+def test_outcomes_that_bound_no_difference_are_told() -> None:
+    told = "Nothing bounds the difference"
+    assert compare(arm("baseline", [0.5] * 30), arm("candidate", [0.7] * 30)).notes[0].startswith(told)
+    assert compare(arm("baseline", [0.5]), arm("candidate", [0.7, 0.8])).notes[0].startswith(told)
+    varied = compare(arm("baseline", [0.5] * 30), arm("candidate", [0.7] * 29 + [0.8]))
+    assert not any(told in note for note in varied.notes)
+
+
 def test_equal_ids_in_two_logs_are_chance_but_equal_customers_are_not() -> None:
     apart = compare(arm("baseline", [1.0, 0.0, 0.0]), arm("candidate", [1.0, 1.0, 0.0])).whole.difference
     about = [{"customer": name} for name in "abc"]
