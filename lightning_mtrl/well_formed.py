@@ -35,9 +35,9 @@ def is_finite(value: Any) -> bool:
 
 
 def json_value(value: Any) -> Any:
-    """A value as JSON has it: what JSON lacks, such as NaN, becomes its `repr`, and a tuple a list.
+    """A value as JSON has it: what JSON lacks, such as NaN, becomes its `repr`, a tuple a list.
 
-    Half of a character becomes its escape, since UTF-8 has no bytes for it.
+    A time becomes its text in ISO form, and half of a character its escape, since UTF-8 has no bytes for it.
     """
     if isinstance(value, Mapping):
         return {_whole(str(key)): json_value(inner) for key, inner in value.items()}
@@ -49,6 +49,8 @@ def json_value(value: Any) -> Any:
         return _whole(value)
     if value is None or isinstance(value, int | float):
         return value
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat())
     # Numbers and arrays of NumPy and torch know how to become plain ones.
     return json_value(value.tolist()) if hasattr(value, "tolist") else _whole(repr(value))
 

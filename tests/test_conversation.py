@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,13 @@ TURNS = st.builds(
     disposition=st.none() | st.sampled_from(DISPOSITIONS),
     explored=st.booleans(),
     response_ids=IDS,
-    behaviour_logprobs=st.lists(NUMBERS, max_size=3).map(tuple),
     observation_ids=IDS,
     info=st.dictionaries(TEXT, JSON, max_size=2),
+)
+SAMPLED = TURNS.flatmap(
+    lambda turn: st.lists(NUMBERS.map(lambda x: -abs(x)), min_size=len(turn.response_ids), max_size=3).map(
+        lambda values: replace(turn, behaviour_logprobs=tuple(values[: len(turn.response_ids)]))
+    )
 )
 ENDS = st.sampled_from([(True, False), (False, True), (False, False)])
 
@@ -48,7 +53,7 @@ def conversations(least_turns: int = 0) -> st.SearchStrategy[Conversation]:
         end=ENDS,
         id=TEXT,
         prompt=st.lists(messages, max_size=3).map(tuple),
-        turns=st.lists(TURNS, min_size=least_turns, max_size=3).map(tuple),
+        turns=st.lists(TURNS | SAMPLED, min_size=least_turns, max_size=3).map(tuple),
         outcome=st.none() | NUMBERS,
         group=st.integers(0, 2**40),
         seed=st.integers(0, 2**40),

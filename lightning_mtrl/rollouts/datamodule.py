@@ -15,6 +15,7 @@ from lightning_mtrl.batch import ConversationBatch, collate
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.ranges import COUNT, PART
+from lightning_mtrl.rollouts.log_tokens import LogEncoder
 from lightning_mtrl.rollouts.logs import LoadedLogs, read_conversations
 from lightning_mtrl.rollouts.split import held_out, owners
 from lightning_mtrl.rollouts.tokens import ChatTokenizer
@@ -102,7 +103,9 @@ class RolloutDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Read the logs; Lightning calls this before it asks for batches."""
         if self.logs is not None and not self.conversations:
-            loaded = read_conversations(self.logs)
+            # Here already, so that records whose ids are another model's are counted.
+            encoder = None if self.tokenizer is None else LogEncoder(self.tokenizer)
+            loaded = read_conversations(self.logs, encoder=encoder)
             self._take(loaded.conversations, (), Counter(loaded.dropped), loaded)
 
     def set_rollouts(

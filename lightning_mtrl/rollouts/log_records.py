@@ -11,6 +11,7 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.log_checks import Unreadable, check_conversation, check_message, check_record
 from lightning_mtrl.rollouts.tokens import opening_as_prompt
+from lightning_mtrl.well_formed import json_value
 
 ROLES = {
     "system": "system",
@@ -65,6 +66,7 @@ def conversation_of(record: Mapping[str, Any], default_id: str, demands: Demands
         Unreadable: if it is none, or not what is demanded.
     """
     kept = {"id": default_id} | {key: value for key, value in record.items() if value is not None}
+    kept |= {key: _as_json(kept[key]) for key in ("metadata", "turn_details") if key in kept}
     kept["messages"] = _messages(kept, demands.join_consecutive and "prompt_messages" not in kept)
     try:
         check_record(kept)
@@ -82,6 +84,19 @@ def conversation_of(record: Mapping[str, Any], default_id: str, demands: Demands
         raise Unreadable("no response", "no response to a user; at least one message of it was expected.")
     _check_demands(conversation, demands)
     return conversation
+
+
+def _as_json(given: Any) -> Any:
+    """What JSON can say of it; a NaN beside a key is a value that is missing, as data frames write it."""
+    if isinstance(given, Mapping):
+        given = {key: value for key, value in given.items() if value == value}
+    try:
+        json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError):
+        return json_value(given)
+    except RecursionError as error:
+        raise Unreadable("bad value", "metadata or turn_details nest too deeply.") from error
+    return given
 
 
 def _json(line: bytes) -> Any:

@@ -22,7 +22,7 @@ from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.counting import by_cause, counted
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.columns import write_parquet
-from lightning_mtrl.rollouts.log_checks import Unreadable
+from lightning_mtrl.rollouts.log_checks import Unreadable, adds_up
 from lightning_mtrl.rollouts.log_files import records_in
 from lightning_mtrl.rollouts.log_records import Demands, conversation_of, parsed
 from lightning_mtrl.rollouts.log_tokens import LogEncoder
@@ -31,6 +31,7 @@ from lightning_mtrl.rollouts.public_data import Row, records_of
 
 MESSAGES_SHOWN = 5
 ENCODED_TOGETHER = 1024  # records
+NO_SUM = "whose turn_outcomes do not add up to the outcome"
 WEIGHT_IGNORED = "with a weight that is not used, since only messages have one"
 
 _logger = logging.getLogger(__name__)
@@ -214,6 +215,8 @@ def _readable(loaded: LoadedLogs, strict: bool, demands: Demands) -> Iterator[Co
             loaded.note(found.cause, f"{loaded.path}, {place}", str(found), strict)
         else:
             loaded.read += 1
+            if not adds_up(found):
+                loaded.remarks[NO_SUM] += 1
             yield found
     if joined is None:
         return

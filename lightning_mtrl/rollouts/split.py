@@ -12,8 +12,8 @@ from lightning_mtrl.conversation import Conversation
 def owners(conversations: Sequence[Conversation]) -> list[str]:
     """One name for each conversation; those with the same name stay on one side of a split.
 
-    Together are the conversations of a customer (`metadata["customer"]`), those of a group, which share
-    their initial state, and whatever these two link.
+    Together are the conversations of a customer (`metadata["customer"]`, unless that is empty), those of a
+    group, which share their initial state, and whatever these two link.
     """
     sizes = Counter(_group(conversation) for conversation in conversations)
     ties = [_ties(conversation, sizes[_group(conversation)]) for conversation in conversations]
@@ -42,7 +42,7 @@ def held_out(names: Iterable[str], share: float, seed: int) -> set[str]:
 def _ties(conversation: Conversation, group_size: int) -> list[str]:
     """What binds a conversation to others, at least its own id."""
     customer, group = conversation.metadata.get("customer"), _group(conversation)
-    found = [] if customer is None else [f"customer/{customer}"]
+    found = [] if customer in (None, "") else [f"customer/{customer}"]
     if group is not None and group_size > 1:
         found.append(group)
     return found or [f"id/{conversation.id}"]

@@ -116,6 +116,14 @@ class ChatTokenizer:
         Raises:
             UserError: as `encode`, for the first one that it cannot encode.
         """
+        return self.encode_turns([opening_as_prompt(conversation) for conversation in conversations])
+
+    def encode_turns(self, conversations: Sequence[Conversation]) -> Iterator[Conversation]:
+        """`encode_all` with every turn as it is, also one that opens a conversation.
+
+        Raises:
+            UserError: as `encode`, and for a conversation without a message before its first response.
+        """
         plans = [self._plan(conversation) for conversation in conversations]
         contents = {piece for plan in plans for piece in plan.contents()}
         known = self._texts.contents(sorted(contents))
@@ -129,17 +137,21 @@ class ChatTokenizer:
         return (plan.encoded(ids) for plan in plans)
 
     def _plan(self, conversation: Conversation) -> EncodingPlan:
-        if conversation.has_tokens:
+        if conversation.has_tokens and all(turn.observation_ids for turn in conversation.turns[:-1]):
             return EncodingPlan(conversation, [], [])
-        conversation = opening_as_prompt(conversation)
         if not conversation.turns:
             raise UserError(
                 f"conversation {conversation.id!r} has no response to a user; at least one was expected. "
                 f"Leave it out."
             )
+        known = conversation.prompt_ids
+        if not conversation.prompt and not known and self.system_prompt is None:
+            raise UserError(
+                f"conversation {conversation.id!r} has no message before its first response; at least one "
+                f"was expected. Give it a 'system' message."
+            )
         last = len(conversation.turns) - 1
         turns = [self._turn_pieces(turn, index == last) for index, turn in enumerate(conversation.turns)]
-        known = conversation.prompt_ids
         return EncodingPlan(
             conversation, [list(known)] if known else self._prompt_pieces(conversation.prompt), turns
         )

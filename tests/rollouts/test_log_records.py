@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 
 from lightning_mtrl.conversation import Turn
 from lightning_mtrl.rollouts.log_records import Demands
-from lightning_mtrl.rollouts.logs import LoadedLogs, read_conversations
+from lightning_mtrl.rollouts.logs import LoadedLogs, read_conversations, write_conversations
+from lightning_mtrl.rollouts.split import owners
 
 FORMATS = pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
 NULLS = ("suggestion", "disposition", "outcome", "weight", "tool_calls", "from", "value")
@@ -127,3 +130,59 @@ def test_a_null_outcome_of_a_column_leaves_the_flags_of_messages_to_say_it(tmp_p
     for ending, given in (("parquet", columns), ("jsonl", rows)):
         read = _read(tmp_path, ending, *given, strict=True).conversations
         assert [(c.id, c.outcome) for c in read] == expected
+
+
+@pytest.mark.parametrize("first", [-1, 5, 1.5, True, "1"])
+def test_a_prompt_cannot_end_where_there_is_no_message(tmp_path: Path, first: Any) -> None:
+    talk = [_user("a"), _bot("b"), _user("c"), _bot("d")]
+    record = {"id": "a", "messages": talk, "outcome": 1, "prompt_messages": first}
+    loaded = _read(tmp_path, "jsonl", record)
+    assert (loaded.read, loaded.dropped) == (0, {"bad value": 1})
+    assert f"prompt_messages is {first!r}; a whole number from 0 to 4" in loaded.messages[0]
+
+
+@pytest.mark.parametrize("key", ["group", "seed"])
+def test_a_group_that_no_column_holds_is_left_out(tmp_path: Path, key: str) -> None:
+    record = {"id": "a", "messages": [_user("a"), _bot("b")], "outcome": 1}
+    for number in (10**30, -(2**63) - 1):
+        loaded = _read(tmp_path, "jsonl", record | {key: number})
+        assert (loaded.read, loaded.dropped) == (0, {"bad value": 1})
+    assert _read(tmp_path, "jsonl", record | {key: 2**63 - 1}, strict=True).read == 1
+
+
+def test_metadata_is_made_what_json_can_say_so_that_it_can_be_written_again(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    talk, at = [_user("a"), _bot("b")], datetime(2026, 1, 2, 3, 4, 5)
+    line = {"id": "a", "messages": talk, "metadata": {"csat": math.nan, "of": [math.inf, 1], "n": None}}
+    (read,) = _read(tmp_path, "jsonl", line, strict=True).conversations
+    assert read.metadata == {"of": ["inf", 1], "n": None}
+    Dataset.from_list([{"id": "b", "messages": talk, "metadata": {"at": at}}]).to_parquet(
+        tmp_path / "t.parquet"
+    )
+    (other,) = read_conversations(tmp_path / "t.parquet", strict=True).conversations
+    assert other.metadata == {"at": "2026-01-02T03:04:05"}
+    for ending in ("jsonl", "parquet"):
+        write_conversations(tmp_path / f"again.{ending}", [read, other])
+        assert read_conversations(tmp_path / f"again.{ending}", strict=True).conversations == [read, other]
+
+
+def test_outcomes_of_turns_that_do_not_add_up_are_said_and_kept(tmp_path: Path) -> None:
+    talk = [_user("a"), _bot("b"), _user("c"), _bot("d")]
+    given = [([0, 0], 1), ([0.1, 0.9], 1), ([0.25, 0.25], 0.75), ([1, 1], None), (None, 1)]
+    lines = [
+        {"id": f"{n}", "messages": talk, "outcome": outcome, "turn_outcomes": turns}
+        for n, (turns, outcome) in enumerate(given)
+    ]
+    loaded = _read(tmp_path, "jsonl", *lines, strict=True)
+    assert [c.rewards for c in loaded.conversations] == [[0, 0], [0.1, 0.9], [0.25, 0.25], [1, 1], [0, 1]]
+    told = "5 conversations read, 0 left out; 2 whose turn_outcomes do not add up to the outcome"
+    assert loaded.counts() == told
+
+
+@pytest.mark.parametrize("customer", ["", None, math.nan])
+def test_a_customer_without_a_name_ties_nothing_together(tmp_path: Path, customer: Any) -> None:
+    talk = [_user("a"), _bot("b")]
+    lines = [{"id": f"{n}", "messages": talk, "metadata": {"customer": customer}} for n in range(4)]
+    read = _read(tmp_path, "jsonl", *lines, strict=True).conversations
+    assert owners(read) == [f"id/{n}" for n in range(4)]
