@@ -100,10 +100,10 @@ class ConversationBatch(TokenBatch):
             a pretrained model already predicts the reaction to it.
         turn_rewards: reward observed after each response.
         turn_weights: weight of each turn in a loss over (state, response) pairs. All turns of the list that
-            was collated weigh the same and sum to 1, but for two kinds that weigh 0: one before an explored
-            turn, because its return is not one of the policy, and one that must not be learned from. Rows
-            taken out with `rows` keep their weights, so a loss summed over micro-batches is the loss of the
-            whole.
+            was collated weigh the same and sum to 1, but for two kinds that weigh 0: one before the turn that
+            was drawn to be explored, because its return is not one of the policy, and one that must not be
+            learned from. Rows taken out with `rows` keep their weights, so a loss summed over micro-batches
+            is the loss of the whole.
         conversation_weights: weight of each conversation in a loss over conversations. All of the list that
             was collated weigh the same and sum to 1; rows taken out with `rows` keep their weights.
         outcome: outcome of each conversation; NaN where it is unknown.
@@ -182,10 +182,13 @@ def collate(
 
 
 def _counted(conversation: Conversation) -> list[float]:
-    """1 for turns to learn from whose return is one of the policy: the explored turn and those after it."""
-    explored = [k for k, turn in enumerate(conversation.turns) if turn.explored]
-    first = explored[-1] if explored else 0
-    return [float(k >= first and turn.trained) for k, turn in enumerate(conversation.turns)]
+    """1 for turns to learn from whose return is one of the policy: the one drawn to be explored, and later.
+
+    The draw decides, whether the conversation got there or not: of those that would have, only the ones that
+    ended early would be left, and when one ends has to do with its outcome.
+    """
+    first = conversation.explored_turn
+    return [float(k >= first and turn.trained) for k, turn in enumerate(conversation.turns, start=1)]
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,7 @@ class Turn:
         sent: the message that was really delivered, when it can differ from the response.
         reply: the other party's own words, when `observation` says more than them.
         disposition: how a suggestion was treated, one of `DISPOSITIONS`; None in ordinary chat.
-        explored: True when this response was drawn from a flattened distribution for coverage; the
-            returns of *earlier* turns are then not returns of the policy.
+        explored: True when this response was drawn from a flattened distribution for coverage.
         trained: False when this response must not be learned from, as OpenAI's `weight` 0 says; it is
             context for what follows.
         response_ids: the sampled token ids, end-of-turn token included when it was sampled.
@@ -93,6 +92,8 @@ class Conversation:
         seed: seed of the environment and of this conversation's random stream.
         policy: name of the policy version that produced it, such as "iteration-0002".
         prompt_ids: token ids of the rendered prompt, ending with the header that opens a response.
+        explored_turn: number (from 1) of the turn that was drawn, before the conversation began, to have an
+            explored response, reached or not; 0 for none. Returns of turns *before* it are not the policy's.
         metadata: anything else that is JSON (persona, customer id, segment, ...).
     """
 
@@ -106,9 +107,13 @@ class Conversation:
     seed: int = 0
     policy: str = ""
     prompt_ids: tuple[int, ...] = ()
+    explored_turn: int = 0
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Logs of versions that did not write the draw have the flags of turns alone.
+        flagged = (number for number, turn in enumerate(self.turns, start=1) if turn.explored)
+        object.__setattr__(self, "explored_turn", max(self.explored_turn, *flagged, 0))
         if self.terminated and self.truncated:
             raise ValueError(f"conversation {self.id!r} is both terminated and truncated; it can be one")
 
@@ -119,10 +124,7 @@ class Conversation:
 
     @property
     def plain_prompt(self) -> tuple[Message, ...]:
-        """The prompt without the persona, under which the policy itself would have acted.
-
-        `metadata["persona"]` says what was added for coverage, as the system message or behind it.
-        """
+        """The prompt without the persona (`metadata["persona"]`), under which the policy would have acted."""
         persona, first = self.metadata.get("persona"), self.prompt[:1]
         if not isinstance(persona, str) or not first or first[0].role != "system":
             return self.prompt
@@ -140,8 +142,7 @@ class Conversation:
         """All ids in order: the prompt, then response and observation of every turn."""
         ids = list(self.prompt_ids)
         for turn in self.turns:
-            ids += turn.response_ids
-            ids += turn.observation_ids
+            ids += (*turn.response_ids, *turn.observation_ids)
         return ids
 
     def to_json(self) -> dict[str, Any]:
@@ -164,6 +165,7 @@ class Conversation:
             "group": self.group,
             "seed": self.seed,
             "prompt_messages": len(self.prompt),
+            "explored_turn": self.explored_turn,
             "metadata": dict(self.metadata),
         }
         if self.prompt_ids or any(turn.response_ids or turn.observation_ids for turn in self.turns):
@@ -209,6 +211,7 @@ class Conversation:
             seed=int(record.get("seed", 0)),
             policy=str(record.get("policy", "")),
             prompt_ids=tuple((record.get("tokens") or {}).get("prompt_ids", ())),
+            explored_turn=int(record.get("explored_turn") or 0),
             metadata=dict(record.get("metadata") or {}),
         )
 
@@ -216,9 +219,8 @@ class Conversation:
 def _turns_in(record: Mapping[str, Any]) -> list[Turn]:
     """The turns of a record that says where its prompt ends, as far as it tells them."""
     rewards = list(record.get("turn_outcomes") or [])
-    turns = _turns_of(
-        str(record.get("id", "?")), list(record["messages"]), record["prompt_messages"], rewards
-    )
+    name, first = str(record.get("id", "?")), record["prompt_messages"]
+    turns = _turns_of(name, list(record["messages"]), first, rewards)
     if tokens := record.get("tokens"):
         turns = [_with_tokens(turn, kept) for turn, kept in zip(turns, tokens["turns"], strict=True)]
     if details := record.get("turn_details"):
@@ -284,9 +286,7 @@ def _turn_of(message: Mapping[str, Any], reply: str, shown: bool, reward: float)
         return Turn(sent or None, reply, reward, trained=trained)
     response = (sent if said is None and disposition == "accepted" else said) or None
     observation = describe_sent(response, sent, reply) if shown else ""
-    return Turn(
-        response, observation, reward, sent=sent, reply=reply, disposition=disposition, trained=trained
-    )
+    return Turn(response, observation, reward, sent, reply, disposition, trained=trained)
 
 
 def _with_tokens(turn: Turn, kept: Mapping[str, Any]) -> Turn:

@@ -96,7 +96,7 @@ def test_a_step_leaves_what_the_logs_say_and_the_estimated_gain_but_no_measured_
     first, second = runs["steps"]
     logged, made = _json(first / "summary.json")["iterations"]
     stored = read_conversations(runs["logs"][0]).conversations
-    own = [c.outcome for c in stored if not any(turn.explored for turn in c.turns)]
+    own = [c.outcome for c in stored if not c.explored_turn]
     assert 100 < len(own) < len(stored)
     assert (logged["iteration"], logged["conversations"]) == (0, len(own))
     assert logged["success_rate"] == pytest.approx(sum(own) / len(own))
@@ -125,7 +125,9 @@ def test_the_report_and_the_words_tell_calibration_gain_and_coverage(runs: dict[
         assert words in said
     assert "WARNING" not in said
     assert "own       yes: the log's own log-probabilities agree" in said
-    assert re.search(r"without \d+ conversations that are not its own behaviour \(\d+ with an explored", said)
+    assert re.search(
+        r"without \d+ conversations that are not its own behaviour \(\d+ drawn to be explored", said
+    )
     assert f"improve --run {runs['steps'][0]}" in said
     assert (runs["steps"][0] / "figures" / "calibration.png").is_file()
 

@@ -59,6 +59,7 @@ def conversations(least_turns: int = 0) -> st.SearchStrategy[Conversation]:
         seed=st.integers(0, 2**40),
         policy=TEXT,
         prompt_ids=IDS,
+        explored_turn=st.integers(0, 9),
         metadata=st.dictionaries(TEXT, JSON, max_size=2),
     )
 
@@ -76,6 +77,16 @@ def test_so_is_what_is_written_to_a_file(tmp_path: Path, ending: str, found: lis
     file = tmp_path / f"talks.{ending}"
     write_conversations(file, found)
     assert read_conversations(file, strict=True).conversations == found
+
+
+def test_a_log_without_the_draw_has_that_of_its_explored_turn() -> None:
+    turns = (Turn("a", "b"), Turn("c", "d", explored=True), Turn("e"))
+    record = Conversation("c", (Message("user", "hi"),), turns, 1.0, prompt_ids=(1,)).to_json()
+    assert record.pop("explored_turn") == 2
+    assert Conversation.from_json(record).explored_turn == 2
+    plain = Conversation("p", (Message("user", "hi"),), turns[:1], 1.0).to_json()
+    assert Conversation.from_json({**plain, "explored_turn": None}).explored_turn == 0
+    assert Conversation.from_json({**plain, "explored_turn": 3}).explored_turn == 3
 
 
 def test_an_observation_without_words_in_the_middle_is_a_message_without_words() -> None:

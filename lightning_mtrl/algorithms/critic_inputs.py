@@ -16,6 +16,7 @@ from lightning_mtrl.algorithms.base import Context
 from lightning_mtrl.algorithms.passes import rows_in_pass
 from lightning_mtrl.batch import ConversationBatch, TokenBatch, TurnFeatures, collate
 from lightning_mtrl.conversation import Conversation
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.modules.q_critic import QCritic
 from lightning_mtrl.modules.workload import Extent, Kept, Pass, Work
 
@@ -25,6 +26,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Readable = ConversationBatch | TurnFeatures
+Weights = Callable[[Readable], Float[Tensor, "B K"]]
 
 
 class CriticInputs:
@@ -63,14 +65,30 @@ class CriticInputs:
         while True:
             yield rng.sample(kept, len(kept))
 
-    def check_returns(self, conversations: Sequence[Conversation]) -> None:
-        """Refuse returns that the critic's loss is not for, before anything is computed.
+    def check(self, conversations: Sequence[Conversation], weights: Weights) -> None:
+        """Refuse what the critic cannot be fitted to or measured on, before anything is computed.
+
+        Args:
+            conversations: to fit on, or held out.
+            weights: gives the weight of each turn of a batch.
 
         Raises:
-            UserError: for the first one; it names the conversation.
+            UserError: for a return that the critic's loss is not for; it names the conversation. And if no
+                turn weighs anything.
         """
+        counted = 0
         for start in range(0, len(conversations), SCORING_BATCH):
-            self.critic.check_returns(self._collated(conversations[start : start + SCORING_BATCH]))
+            batch = self._collated(conversations[start : start + SCORING_BATCH])
+            batch = replace(batch, turn_weights=weights(batch))
+            self.critic.check_returns(batch)
+            counted += int((batch.turn_weights > 0).sum())
+        if not counted:
+            raise UserError(
+                f"the Q-critic has nothing to go by in {len(conversations)} conversations that it is fitted "
+                f"to or measured on: every response comes before the turn that was drawn to be explored "
+                f"(data.explore_share), so that its return is not the policy's, or has weight 0. Collect "
+                f"more conversations (data.conversations), or lower data.explore_share."
+            )
 
     def over(self, items: Sequence[T], work: Callable[[Sequence[T]], Sequence[R]]) -> list[R]:
         """Share the critic's work on the items out among the processes; returns all results in order."""

@@ -42,8 +42,12 @@ class FitTargets(ABC):
         """What Q of each turn is compared with when the critic is measured, in units of reward."""
 
     def on(self, batch: Readable) -> Readable:
-        """The batch with its targets."""
-        return replace(batch, turn_targets=self.of(batch))
+        """The batch with its targets, and with the weights for them; all rows of a step together."""
+        return replace(batch, turn_targets=self.of(batch), turn_weights=self.weights(batch))
+
+    def weights(self, batch: Readable) -> Float[Tensor, "B K"]:
+        """Weight of each turn, those of `collate` for targets that go on as the log does."""
+        return batch.turn_weights
 
     def metrics(self) -> dict[str, float]:
         """Further numbers for the logs."""

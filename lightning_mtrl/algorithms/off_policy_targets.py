@@ -73,6 +73,8 @@ class ExpectedSarsaTargets(FitTargets):
         self.conversations = [*data.train_conversations, *data.validation_conversations]
         self.following = NextResponses(inputs, self.conversations, config.next_samples)
         self._after: ByConversation = {}
+        trained = [torch.tensor([float(turn.trained) for turn in c.turns]) for c in self.conversations]
+        self._trained = by_conversation([c.id for c in self.conversations], trained)
 
     def refresh(self) -> None:
         """See `FitTargets`."""
@@ -88,6 +90,11 @@ class ExpectedSarsaTargets(FitTargets):
     def measured(self, batch: Readable) -> Float[Tensor, "B K"]:
         """See `FitTargets`."""
         return self.of(batch)
+
+    def weights(self, batch: Readable) -> Float[Tensor, "B K"]:
+        """See `FitTargets`; turns before an explored one count too, since none of its response is in them."""
+        trained = rows_of(self._trained, batch)
+        return trained / trained.sum().clamp(min=1.0)
 
 
 class RetraceTargets(ExpectedSarsaTargets):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
@@ -129,11 +129,13 @@ def fit_critic(
         The report on held-out conversations.
 
     Raises:
-        UserError: for a return that the critic's loss is not for, before anything has moved.
+        UserError: for a return that the critic's loss is not for, and where no turn can be fitted to or
+            measured on, before anything has moved.
     """
     data = inputs.context.datamodule
     held_out = data.validation_conversations
-    inputs.check_returns([*data.train_conversations, *held_out])
+    for part in (data.train_conversations, held_out):
+        inputs.check(part, targets.weights)
     measured = [batch for _, batch in inputs.batches(held_out)]
     best, best_learned, stale = float("inf"), stepper.learned(), 0
     progress = PhaseProgress("evaluate", "epoch")
@@ -223,7 +225,10 @@ def _held_out_pairs(
     """Raw output, target, logged return, conversation and state of every turn that is learned from."""
     critic = inputs.critic
     goals, returns, rows, states = [], [], [], []
-    batches = list(inputs.batches(conversations))
+    batches = [
+        (places, replace(batch, turn_weights=targets.weights(batch)))
+        for places, batch in inputs.batches(conversations)
+    ]
     raws = inputs.over(
         batches, lambda mine: [critic(batch)[batch.turn_weights > 0].cpu() for _, batch in mine]
     )

@@ -2,9 +2,9 @@
 
 With --run the newest policy talks, or that of --iteration. With --config (and options for its keys) the
 untrained policy pi_0 talks; `run_dir` then plays no part, since no run is made. The file is JSONL or Parquet
-by its ending, and keeps token ids and log-probabilities. As in the run, a share of the conversations has an
-explored response or is led under a persona where data.explore_share and data.persona_share say so; how many
-is printed, and `compare` tells them from the policy's own.
+by its ending, and keeps token ids and log-probabilities. As in the run, a share of the conversations is
+drawn to have an explored response or is led under a persona where data.explore_share and data.persona_share
+say so; how many is printed, and `compare` tells them from the policy's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compare two logs (A/B test): difference of the outcome rates, interval, p-value; and how many are needed.
 
 Outcomes of 0 and 1 are compared as rates, others as means; a conversation without an outcome is counted, and
-no zero. Those with an explored response or under a persona, as `collect` writes them where data.explore_share
+no zero. Those drawn to be explored or under a persona, as `collect` writes them where data.explore_share
 and data.persona_share are above 0, are not the policy's own: --coverage leaves them out or counts them, and
 the result says how many there are. Conversations of a customer or a group, or with the same value of
 --cluster, are not taken for independent. With --detect it also says how many conversations show such a
@@ -187,8 +187,8 @@ def _parser() -> ArgumentParser:
         "--coverage",
         type=Literal["leave_out", "count"],
         default="leave_out",
-        help="what to do with conversations that are not the policy's own: with an explored response, or "
-        "under a persona",
+        help="what to do with conversations that are not the policy's own: drawn to be explored, or under "
+        "a persona",
     )
     add(
         "--confidence",

@@ -54,7 +54,8 @@ class Collector:
             own sampling.
         explore_share: share of conversations in which one response is drawn at `explore_temperature`: the
             first in half of them, the second in a quarter, and so on, so that short conversations are
-            explored too. Returns of turns *before* an explored one are not the policy's.
+            explored too. Returns of turns *before* the one drawn are not the policy's, also where a
+            conversation ends before it (`Conversation.explored_turn`).
         explore_temperature: temperature of those responses.
         explore_min_p: they leave out tokens less likely than this share of the likeliest one, so that a high
             temperature brings up other things to say and not a token that never fits.

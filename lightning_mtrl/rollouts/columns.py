@@ -119,6 +119,7 @@ def _features() -> Any:
             "group": whole,
             "seed": whole,
             "prompt_messages": whole,
+            "explored_turn": whole,
             "metadata": text,
             "turn_details": text,
             "tokens": {"prompt_ids": List(whole), "turns": List(turn)},

@@ -143,5 +143,6 @@ class Ongoing:
             seed=self.seed,
             policy=self.policy,
             prompt_ids=self.prompt_ids,
+            explored_turn=self.explored_turn,
             metadata=metadata,
         )

@@ -76,6 +76,29 @@ def test_a_trace_ends_where_the_behaviour_is_not_known() -> None:
         log_ratios(inputs, [bare])
 
 
+@pytest.mark.parametrize(
+    ("target", "counted"),
+    [
+        ("sarsa", [[False, True, True], [False, False, False], [True, True, False]]),
+        ("expected_sarsa", [[True, True, True], [True, True, True], [True, True, False]]),
+        ("retrace", [[True, True, True], [True, True, True], [True, True, False]]),
+    ],
+)
+def test_turns_before_an_explored_one_are_dropped_where_its_response_is_part_of_their_target(
+    target: Any, counted: list[list[bool]]
+) -> None:
+    """With fresh next responses it is part of none, and a trace ends there: all that are trained count."""
+    said = [[4, END], [5, END], [6, END]]
+    reached, early, part = (talk(name, said, [0.0, 0.0, 1.0]) for name in "abc")
+    turns = (*part.turns[:2], replace(part.turns[2], trained=False))
+    log = [replace(reached, explored_turn=2), replace(early, explored_turn=4), replace(part, turns=turns)]
+    inputs = _inputs([*log, *some_talks(4)], trunk="frozen")
+    targets = fit_targets(inputs, EvaluationConfig(target=target, trunk="frozen"))
+    weights = targets.weights(inputs.features(log))
+    expected = torch.tensor(counted, dtype=torch.float32)
+    assert torch.equal(weights, expected / expected.sum())
+
+
 def test_next_states_are_valued_by_the_critic_on_fresh_responses_and_ends_are_worth_nothing() -> None:
     """Hidden states that are kept, tokens that are read anew, and whole conversations give one value."""
     found = []

@@ -15,6 +15,7 @@ from lightning_mtrl.algorithms.fit_targets import LoggedTargets
 from lightning_mtrl.algorithms.off_policy_targets import fit_targets
 from lightning_mtrl.algorithms.policy_evaluation import EvaluationConfig, fit_critic, measure, why_untrusted
 from lightning_mtrl.algorithms.stepping import Learned, Stepper
+from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.calibration import QReport
 from lightning_mtrl.modules.q_critic import QCritic
 
@@ -64,6 +65,21 @@ def test_conversations_of_a_customer_are_no_further_evidence_of_a_critics_gain()
     assert customers == pytest.approx(alone, abs=1e-6)
     apart = measure(inputs, [replace(c, metadata={}) for c in copies], LoggedTargets(inputs)).gain
     assert apart[1] > alone[1] + 0.01
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_fit_without_a_turn_to_go_by_is_refused_before_anything_moves(held_out: bool) -> None:
+    backbone = small_backbone(["policy"])
+    context = small_context(backbone, seed=5)
+    data = context.datamodule
+    data.set_rollouts(some_talks(12))
+    part = "validation_conversations" if held_out else "train_conversations"
+    setattr(data, part, [replace(c, explored_turn=len(c.turns) + 1) for c in getattr(data, part)])
+    inputs, config = CriticInputs(QCritic(backbone), context), EvaluationConfig()
+    stepper = Stepper(context, inputs.critic, 1.0, None)
+    with pytest.raises(UserError, match=r"nothing to go by .* drawn to be explored \(data\.explore_share\)"):
+        fit_critic(inputs, stepper, config, fit_targets(inputs, config))
+    assert stepper.learned().optimizer["state"] == {}
 
 
 def _report(lower_bound: float) -> QReport:

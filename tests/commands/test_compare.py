@@ -131,7 +131,7 @@ def test_what_is_not_the_policys_own_is_left_out_or_counted_and_told(
     assert found["candidate"]["coverage"] == {}
     assert found["baseline"]["scored"] == (87 if chosen == "count" else 80)
     assert found["baseline"]["mean"] == pytest.approx(48 / (87 if chosen == "count" else 80))
-    words = "3 with an explored response and 4 under a persona"
+    words = "3 drawn to be explored and 4 under a persona"
     told = ", not the policy's own, are counted" if chosen == "count" else " left out: not the policy's own"
     assert f"Note: baseline: {words}{told}" in said
     assert "Note: candidate" not in said
@@ -144,7 +144,7 @@ def test_a_log_of_nothing_but_coverage_is_refused_unless_it_is_to_count(
     led_for_coverage("a.jsonl", explored=2, personas=0)
     arguments = ["compare", "--baseline=a.jsonl", "--candidate=b.jsonl"]
     assert cli.main(arguments) == 2
-    assert "2 with an explored response. Pass --coverage count" in capsys.readouterr().err
+    assert "2 drawn to be explored. Pass --coverage count" in capsys.readouterr().err
     assert cli.main([*arguments, "--coverage=count"]) == 0
 
 

@@ -134,7 +134,7 @@ def test_collect_takes_the_policy_of_a_run(calls: Calls, capsys: pytest.CaptureF
     assert Path("new/out.jsonl").read_text() == "own\nexplored\nled\nnamed"
     said = capsys.readouterr().out
     assert "4 conversations of iteration-0002 in new/out.jsonl" in said
-    assert "Of these 1 with an explored response and 1 under a persona, by data.explore_share and" in said
+    assert "Of these 1 drawn to be explored and 1 under a persona, by data.explore_share and" in said
     assert "3 dropped: simulator failed" in said
 
 

@@ -58,7 +58,7 @@ def test_what_is_left_out_of_the_rates_is_counted_and_returns_under_personas_are
     said = _said(fit, Counter(persona=140, explored=15), 45)
     assert "2.0 turns, in 45 conversations" in said
     (left_out,) = [line for line in said.splitlines() if "without 155 conversations that are not" in line]
-    assert "15 with an explored response and 140 under a persona" in left_out
+    assert "15 drawn to be explored and 140 under a persona" in left_out
     (warning,) = [line for line in said.splitlines() if "WARNING" in line]
     assert "140 conversations" in warning
     assert ANY_LOG in warning

@@ -9,21 +9,26 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from small_models import small_backbone
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lightning_mtrl.batch import collate
 from lightning_mtrl.conversation import Conversation, Message
 from lightning_mtrl.environments.protocol import Environment, Observation, Transition
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.evaluation.validate import figures_of
 from lightning_mtrl.processes import Processes
+from lightning_mtrl.rollouts.behaviour import coverage_of
 from lightning_mtrl.rollouts.collector import Collector
 from lightning_mtrl.rollouts.environment_calls import PendingCalls
+from lightning_mtrl.rollouts.logs import read_conversations, write_conversations
 from lightning_mtrl.rollouts.policy_server import PolicyServer
 from lightning_mtrl.rollouts.progress import CollectionProgress
 from lightning_mtrl.rollouts.results import Rollouts, Share, TooManyFailures
@@ -510,6 +515,57 @@ def test_only_the_explored_turn_leaves_the_greedy_path() -> None:
         assert before == [t.response_ids for t in usual.turns[:first]]
         left += usual.turns[first].response_ids != other.turns[first].response_ids
     assert left > 30
+
+
+class Shopping:
+    """The customer leaves after the first turn half of the time, a failure, and else buys with 0.8."""
+
+    def reset(self, seed: int) -> Observation:
+        leaves, buys = np.random.default_rng(seed).random(2) < (0.5, 0.8)
+        self.rewards = [0.0] if leaves else [0.0, float(buys)]
+        return Observation("9")
+
+    def step(self, response: str | None) -> Transition:
+        reward = self.rewards.pop(0)
+        return Transition("6", reward=reward, terminated=not self.rewards)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_exploration_leaves_returns_and_success_of_the_policy_as_they_are(
+    share: float, tmp_path: Path
+) -> None:
+    """All responses are alike here, so explored conversations have the values of the policy: 0.4 and 0.8.
+
+    Bounds of 4.4 standard deviations, a false alarm in 10^5. Where only those who stayed for the turn that
+    was drawn are left out, 0.27 comes out in place of 0.4.
+    """
+    collector = _collector(Shopping(), sampling={"max_response_tokens": 1}, explore_share=share, rows=512)
+    write_conversations(
+        tmp_path / "log.jsonl",
+        collector.collect(_model(), conversations=1200, seed=0, policy="p").conversations,
+    )
+    found = read_conversations(tmp_path / "log.jsonl").conversations
+    batch = collate(found, PAD)
+    counted, returns = batch.turn_weights > 0, batch.turn_rewards.flip(1).cumsum(1).flip(1)
+    for turn, truth in enumerate((0.4, 0.8)):
+        values = returns[:, turn][counted[:, turn]]
+        bound = 4.4 * (truth * (1 - truth) / len(values)) ** 0.5
+        assert values.mean().item() == pytest.approx(truth, abs=bound)
+    own = [c.outcome for c in found if coverage_of(c) is None]
+    assert abs(len(own) - 1200 * (1 - share)) <= 4.4 * (1200 * share * (1 - share)) ** 0.5
+    assert sum(map(float, own)) == pytest.approx(0.4 * len(own), abs=4.4 * (0.24 * len(own)) ** 0.5)
+
+
+def test_who_is_left_out_is_decided_by_the_draw_alone() -> None:
+    """However long conversations last, and where the turn that was drawn lies behind their end."""
+    left_out = []
+    for turns in (1, 2, 5):
+        collector = _collector(Dialogue(turns), explore_share=0.6)
+        found = collector.collect(_model(), conversations=60, seed=0, policy="p").conversations
+        left_out.append({c.id: c.explored_turn for c in found if coverage_of(c) == "explored"})
+    assert left_out[0] == left_out[1] == left_out[2]
+    assert 20 < len(left_out[0]) < 50
+    assert max(left_out[0].values()) > 1
 
 
 def test_a_persona_is_appended_to_the_system_message_of_its_whole_group() -> None:
