@@ -62,6 +62,6 @@ def _axes(title: str) -> tuple[Figure, Axes]:
     axes = figure.subplots()
     axes.set_title(title, fontsize="medium")
     axes.set_xlabel("iteration")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.grid(alpha=0.3)
     return figure, axes

@@ -45,7 +45,7 @@ def learning_curve(rows: Sequence[Mapping[str, Any]], optimum: float | None) -> 
     if optimum is not None:
         axes.axhline(optimum, color="0.5", linestyle="--", label="best possible")
     axes.set_xlabel("policy")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.set_ylim(0.0, 1.0)
     axes.legend()
     return figure
