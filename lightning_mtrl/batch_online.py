@@ -18,8 +18,8 @@ from lightning_mtrl.batch import collate
 from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.errors import UserError
-from lightning_mtrl.evaluation.logged import LogFit, logged_block, step_block
-from lightning_mtrl.evaluation.validate import Validation, figures_of
+from lightning_mtrl.evaluation.logged import LogFit, logged_block, logged_figures, measured_in, step_block
+from lightning_mtrl.evaluation.validate import Validation
 from lightning_mtrl.loop import phase_of
 from lightning_mtrl.parsing import build_algorithm
 from lightning_mtrl.processes import Processes
@@ -149,7 +149,7 @@ class BatchOnlineStep:
             loaded.conversations = []
             # As they were logged: personas are taken out of the prompts, and log-probabilities may be made.
             usable = [c for c in conversations if unusable(c) is None]
-            self.coverage = count_coverage(usable)
+            measured, self.coverage = measured_in(conversations), count_coverage(usable)
             own = [c for c in usable if coverage_of(c) is None]
             if self.algorithm.needs_logprobs:
                 conversations = with_logprobs(conversations, self.learner)
@@ -157,12 +157,7 @@ class BatchOnlineStep:
             self.fit = self._fit_of(own)
         self.conversations, self.dropped = data.conversations, data.dropped
         causes = Counter(loaded.dropped) + Counter(data.dropped)
-        self.validation: Validation = figures_of(
-            own or data.usable_conversations,
-            self.learner.gamma,
-            data.dropped.get("truncated", 0),
-            dict(sorted(causes.items())),
-        )
+        self.validation: Validation = logged_figures(measured, self.learner.gamma, causes)
         self.report["logs"] |= {
             "read": loaded.read,
             "left_out": dict(loaded.dropped),

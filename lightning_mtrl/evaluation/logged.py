@@ -12,8 +12,8 @@ from typing import Any
 from lightning_mtrl.conversation import Conversation, Turn
 from lightning_mtrl.counting import by_cause, counted
 from lightning_mtrl.evaluation.intervals import mean_interval
-from lightning_mtrl.evaluation.validate import Validation
-from lightning_mtrl.rollouts.behaviour import Coverage, told
+from lightning_mtrl.evaluation.validate import Validation, figures_of
+from lightning_mtrl.rollouts.behaviour import Coverage, coverage_of, told
 from lightning_mtrl.rollouts.logs import LoadedLogs
 from lightning_mtrl.runs.folder import RunFolder
 
@@ -85,6 +85,28 @@ class LogFit:
         }
 
 
+def measured_in(conversations: Sequence[Conversation]) -> list[Conversation]:
+    """Those of a log that its policy is measured by: they ended with an outcome, or a limit cut them off.
+
+    The others' outcome is not known. Where some are the policy's own behaviour, only these count.
+    """
+    known = [c for c in conversations if c.turns and (c.truncated or c.outcome is not None)]
+    own = [c for c in known if coverage_of(c) is None]
+    return own if any(not c.truncated for c in own) else known
+
+
+def logged_figures(measured: list[Conversation], gamma: float, dropped: Counter[str]) -> Validation:
+    """What a log says of the policy that led it, counted as `validate` counts fresh conversations.
+
+    Args:
+        measured: `measured_in` the log.
+        gamma: discount for each response.
+        dropped: what could not be used, by cause; truncated conversations are counted among the measured.
+    """
+    causes = {cause: number for cause, number in sorted(dropped.items()) if cause != "truncated"}
+    return figures_of(measured, gamma, sum(c.truncated for c in measured), causes)
+
+
 def logged_block(
     path: str,
     loaded: LoadedLogs,
@@ -100,7 +122,7 @@ def logged_block(
         path: of the log.
         loaded: what was read of it.
         unused: conversations without a return, by cause.
-        found: figures of the conversations with an outcome.
+        found: figures of the conversations with an outcome, and of those that a limit cut off.
         fit: of the logged responses to the policy.
         coverage: conversations with an outcome that are not the policy's own. `found` and `fit` are of the
             others, and `found` of these where there are no others.
@@ -115,8 +137,8 @@ def logged_block(
         f"  unused    without a return: {without}",
         f"  policy    success rate {found.success_rate:.3f} [{low:.3f}, {high:.3f}], return "
         f"{found.mean_return:z.3f} [{first:z.3f}, {last:z.3f}], {found.turns:.1f} turns, in "
-        f"{counted(found.conversations, 'conversation')}",
-        *_of_coverage(coverage, found.conversations, loaded.read - sum(unused.values())),
+        f"{counted(found.conversations, 'conversation')}{_cut_off(found.truncated)}",
+        *_of_coverage(coverage, loaded.read - sum(unused.values())),
         *_of_fit(fit),
     ]
     if takes_returns:
@@ -149,12 +171,16 @@ def step_block(number: int, taken: bool, metrics: Mapping[str, float], folder: R
     return "\n".join(lines)
 
 
-def _of_coverage(coverage: Counter[Coverage], shown: int, usable: int) -> list[str]:
+def _cut_off(truncated: int) -> str:
+    return f" ({truncated} cut off by a limit, which is no success)" if truncated else ""
+
+
+def _of_coverage(coverage: Counter[Coverage], usable: int) -> list[str]:
     """Whether the policy's figures leave out what is not its own."""
     if not coverage:
         return []
     kinds, number = told(coverage), coverage.total()
-    if shown == usable:
+    if number == usable:
         return [f"            these are all not the policy's own behaviour: {kinds}"]
     return [
         f"            without {counted(number, 'conversation')} that {'is' if number == 1 else 'are'} not "

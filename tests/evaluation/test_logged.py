@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from lightning_mtrl.evaluation.logged import LogFit, logged_block
+from lightning_mtrl.conversation import Conversation, Message, Turn
+from lightning_mtrl.evaluation.logged import LogFit, logged_block, logged_figures, measured_in
 from lightning_mtrl.evaluation.validate import Validation
 from lightning_mtrl.rollouts.behaviour import Coverage
 from lightning_mtrl.rollouts.logs import LoadedLogs
@@ -69,3 +70,30 @@ def test_what_is_left_out_of_the_rates_is_counted_and_returns_under_personas_are
 def test_figures_of_a_log_that_is_all_under_personas_are_not_told_as_the_policys() -> None:
     said = _said(LogFit(float("nan"), None, None), Counter(persona=200), 200)
     assert "these are all not the policy's own behaviour: 200 under a persona" in said
+
+
+def _talk(name: str, outcome: float | None, truncated: bool = False, explored: bool = False) -> Conversation:
+    turn = Turn("a", reward=outcome or 0.0, explored=explored)
+    prompt = (Message("user", "q"),)
+    return Conversation(name, prompt, (turn,), outcome, terminated=not truncated, truncated=truncated)
+
+
+def test_what_a_limit_cut_off_is_no_success_of_a_log_and_is_counted_once() -> None:
+    """10 of 40 won, and 20 never got that far: a quarter, as `validate` would say, and not a half."""
+    talks = [_talk(f"{n}", 1.0 if n < 10 else 0.0) for n in range(20)]
+    talks += [_talk(f"cut {n}", None, truncated=True) for n in range(20)]
+    talks += [_talk("scored", 1.0, truncated=True), _talk("open", None)]
+    found = logged_figures(
+        measured_in(talks), 1.0, Counter({"truncated": 21, "no outcome": 1, "not JSON": 2})
+    )
+    assert (found.conversations, found.truncated) == (41, 21)
+    assert found.success_rate == pytest.approx(10 / 41)
+    assert found.dropped == {"no outcome": 1, "not JSON": 2}
+
+
+def test_a_log_is_measured_by_the_policys_own_conversations_where_there_are_some() -> None:
+    explored = [_talk("e", 1.0, explored=True), _talk("e cut", None, truncated=True, explored=True)]
+    own, cut = _talk("o", 0.0), _talk("c", None, truncated=True)
+    assert measured_in([*explored, own, cut]) == [own, cut]
+    assert measured_in([*explored, cut]) == [*explored, cut]
+    assert measured_in(explored) == explored
