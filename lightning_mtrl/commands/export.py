@@ -37,6 +37,8 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(
             f"--output is {options.output!r}, which is there and not an empty folder. Name a new one."
         )
+    if output.resolve() == Path.cwd():  # it would be replaced under the feet of whoever stands in it
+        raise UserError(f"--output is {options.output!r}, the folder you are in. Name a new one.")
     expect_writable("--output", output)
     from lightning_mtrl.models.saving import save_merged, save_role
     from lightning_mtrl.recorder import load_learner

@@ -94,9 +94,7 @@ def check_conversation(conversation: Conversation, turn_outcomes: Any) -> None:
         )
     for ids in _all_ids(conversation):
         if ids and not _are_ids(ids):
-            raise Unreadable(
-                "bad tokens", "tokens holds ids that are none; whole numbers from 0 were expected."
-            )
+            raise Unreadable("bad tokens", "tokens holds what is no id; whole numbers from 0 were expected.")
     for number, turn in enumerate(conversation.turns, 1):
         if turn.behaviour_logprobs and (wrong := _wrong_logprobs(turn)):
             raise Unreadable("bad tokens", f"behaviour_logprobs of response {number} {wrong}.")

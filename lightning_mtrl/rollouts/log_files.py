@@ -71,6 +71,8 @@ def _json_list(file: Path) -> list[Any]:
         records = json.loads(file.read_bytes().decode("utf-8-sig"))
     except ValueError as error:
         raise UserError(f"{file} is not JSON ({error}); a list of conversations was expected.") from error
+    except RecursionError as error:
+        raise UserError(f"{file} nests too deeply; a list of conversations was expected.") from error
     if not isinstance(records, list):
         raise UserError(f"{file} holds no list of conversations; for one JSON object a line, name it .jsonl.")
     return records

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.rollouts.columns import read_parquet
@@ -16,6 +16,7 @@ from lightning_mtrl.rollouts.log_files import expect_utf_8
 from lightning_mtrl.well_formed import is_finite
 
 ROUNDING = 1e-9  # of equal outcomes, one of them written as decimals
+LONGEST_CELL = 2**31 - 1  # characters of a CSV, of which Python takes 131,072 unless told otherwise
 ENDINGS = (".jsonl", ".csv", ".parquet")
 
 
@@ -52,18 +53,23 @@ class Outcomes:
     def joined(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """A record of a log with its outcome from here; its own holds where there is none.
 
-        Outcomes of turns that add up to another one are those of an earlier scoring, and go.
+        Outcomes of turns that add up to another one are those of an earlier scoring, and go; so do flags of
+        messages, of which one says that the outcome was reached where it is another one here.
         """
         name = str(record.get("id"))
-        if name not in self.by_id:
+        if record.get("id") is None or name not in self.by_id:
             return record
         self._met.add(name)
         outcome, turns = self.by_id[name][0], record.get("turn_outcomes")
         own = _plain(record.get("outcome"))
-        self.contradicted += math.isfinite(own) and not math.isclose(own, outcome, abs_tol=ROUNDING)
+        other = math.isfinite(own) and not math.isclose(own, outcome, abs_tol=ROUNDING)
         joined = {**record, "outcome": outcome}
-        if isinstance(turns, list) and not math.isclose(sum(map(_plain, turns)), outcome):
+        if isinstance(turns, list) and not math.isclose(sum(map(_plain, turns)), outcome, abs_tol=ROUNDING):
             joined.pop("turn_outcomes", None)
+        for key in ("messages", "conversations"):
+            if outcome != 1 and _says_reached(record.get(key)):
+                joined[key], other = [_without_flag(message) for message in record[key]], True
+        self.contradicted += other
         return joined
 
     def left_over(self) -> Iterator[tuple[str, str]]:
@@ -107,13 +113,27 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         return
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         if path.suffix == ".csv":
-            rows = csv.DictReader(file)
-            _expect_columns(path, rows.fieldnames)
-            yield from ((f"line {rows.line_num}", row) for row in rows)
+            yield from _cells(path, file)
             return
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield f"line {number}", _object(line)
+
+
+def _cells(path: Path, file: TextIO) -> Iterator[tuple[str, Any]]:
+    """Each row of a CSV; its cells may be of any length, as that of a transcript."""
+    usual = csv.field_size_limit(LONGEST_CELL)
+    rows = csv.DictReader(file)
+    try:
+        _expect_columns(path, rows.fieldnames)
+        yield from ((f"line {rows.line_num}", row) for row in rows)
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {rows.line_num}, could not be read as CSV ({error}). Export it with quotes around "
+            f"cells that hold quotes or line breaks."
+        ) from error
+    finally:
+        csv.field_size_limit(usual)
 
 
 def _expect_columns(path: Path, found: Sequence[str] | None) -> None:
@@ -127,8 +147,20 @@ def _expect_columns(path: Path, found: Sequence[str] | None) -> None:
 def _object(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def _says_reached(messages: Any) -> bool:
+    """Whether a message of a record has the outcome flag 1."""
+    found = messages if isinstance(messages, list) else []
+    return any(isinstance(message, Mapping) and message.get("outcome") == 1 for message in found)
+
+
+def _without_flag(message: Any) -> Any:
+    if not isinstance(message, Mapping):
+        return message
+    return {key: value for key, value in message.items() if key != "outcome"}
 
 
 def _plain(value: Any) -> float:

@@ -223,6 +223,16 @@ def test_collect_takes_whole_groups_only(calls: Calls, capsys: pytest.CaptureFix
     assert calls == []
 
 
+def test_export_does_not_replace_the_folder_it_runs_in(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("here").mkdir()
+    monkeypatch.chdir("here")
+    assert cli.main(["export", "--run=../run", "--output=."]) == 2
+    assert "--output is '.', the folder you are in." in capsys.readouterr().err
+    assert calls == []
+
+
 def test_export_writes_an_adapter_or_a_whole_model_and_the_tokenizer(calls: Calls) -> None:
     assert cli.main(["export", "--run=run", "--output=out/adapter"]) == 0
     assert cli.main(["export", "--run=run", "--output=out/merged", "--merge", "--iteration=1"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -384,6 +385,55 @@ def test_outcomes_that_contradict_the_logs_own_hold_and_are_counted(
     told = f"6 conversations read, 0 left out; 2 with another outcome than in {file}, which holds"
     assert loaded.counts() == told
     assert told in caplog.text
+
+
+def test_outcomes_of_turns_whose_sum_is_rounded_stay(tmp_path: Path) -> None:
+    talk = (_user("x"), _bot("y")) * 3
+    line = _line(*talk, name="a", outcome=0.0, turn_outcomes=[0.1, 0.2, -0.3])
+    file = _outcomes(tmp_path / "o.csv", "id,outcome\na,0.0\n")
+    loaded = read_conversations(_file(tmp_path, line), strict=True, outcomes=file)
+    assert (loaded.conversations[0].rewards, loaded.remarks) == ([0.1, 0.2, -0.3], {})
+
+
+def test_an_outcome_of_the_id_none_is_of_no_record_without_an_id(tmp_path: Path) -> None:
+    path = _file(tmp_path, _unscored(_user("x"), _bot("y")).replace(b'"id": "b"', b'"id": null'))
+    loaded = read_conversations(path, outcomes=_outcomes(tmp_path / "o.csv", "id,outcome\nNone,1\n"))
+    assert loaded.conversations[0].outcome is None
+    assert loaded.outcomes_dropped == {"outcome of no conversation": 1}
+
+
+@pytest.mark.parametrize(("outcome", "said"), [(0.0, 2), (0.5, 2), (1.0, 1)])
+def test_an_outcome_of_the_file_holds_against_a_flag_of_a_message(
+    tmp_path: Path, outcome: float, said: int
+) -> None:
+    """With another outcome than the flag says the conversation goes on behind it."""
+    talk = [_user("x"), _bot("h"), _user("x", outcome=1), _bot("e"), _user("x", outcome=0)]
+    file = _outcomes(tmp_path / "o.csv", f"id,outcome\nb,{outcome}\n")
+    loaded = read_conversations(_file(tmp_path, _unscored(*talk)), strict=True, outcomes=file)
+    (read,) = loaded.conversations
+    assert (read.outcome, len(read.turns), sum(read.rewards)) == (outcome, said, outcome)
+    told = {f"with another outcome than in {file}, which holds": 1}
+    assert loaded.remarks == (told if outcome != 1 else {})
+
+
+def test_a_cell_of_a_csv_may_be_as_long_as_a_transcript(tmp_path: Path) -> None:
+    limit = csv.field_size_limit()
+    file = _outcomes(tmp_path / "o.csv", f"id,outcome,transcript\na,0.5,{'x' * 140_000}\nb,0.25,y\n")
+    talk = (_user("x"), _bot("y"))
+    path = _file(tmp_path, *(_line(*talk, name=name, outcome=None) for name in "ab"))
+    loaded = read_conversations(path, strict=True, outcomes=file)
+    assert [c.outcome for c in loaded.conversations] == [0.5, 0.25]
+    assert csv.field_size_limit() == limit
+
+
+def test_what_nests_without_end_is_told_wherever_it_stands(tmp_path: Path) -> None:
+    deep, talk = "[" * 100_000, (_user("x"), _bot("y"))
+    file = _outcomes(tmp_path / "o.jsonl", f'{deep}\n{{"id": "b", "outcome": 0.5}}\n')
+    loaded = read_conversations(_file(tmp_path, _line(*talk, outcome=None)), outcomes=file)
+    assert (loaded.conversations[0].outcome, loaded.outcomes_dropped) == (0.5, {"outcome without id": 1})
+    (tmp_path / "deep.json").write_text(deep)
+    with pytest.raises(UserError, match=r"deep\.json nests too deeply"):
+        read_conversations(tmp_path / "deep.json")
 
 
 def test_a_weight_of_a_whole_conversation_is_said_to_do_nothing(tmp_path: Path) -> None:
