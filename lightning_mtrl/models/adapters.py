@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models.adapter_config import adapter_config, every_linear_layer, with_adapter
-from lightning_mtrl.models.layers import drop_attention_dropout, hidden_states, square_mask
+from lightning_mtrl.models.layers import evaluating, hidden_states, remove_dropout, square_mask
 from lightning_mtrl.models.lean_layers import use_lean_layers
 from lightning_mtrl.models.logprobs import LogitHead
 from lightning_mtrl.models.merging import merged
@@ -59,7 +59,7 @@ class Backbone(nn.Module):
         self._layers: list[LoraLayer] = []
         LogitHead.check(model)
         model.requires_grad_(False)
-        drop_attention_dropout(model)
+        remove_dropout(model)
         use_lean_layers(model)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -194,13 +194,8 @@ class Backbone(nn.Module):
         """A role's language model for generation: dropout off, and the adapter merged (see `merged`)."""
         with self.whole(role):
             model = self.causal(role)
-            training = model.training
-            model.eval()
-            try:
-                with merged([] if self.full else self._layers, role):
-                    yield model
-            finally:
-                model.train(training)
+            with evaluating(model), merged([] if self.full else self._layers, role):
+                yield model
 
     def adapted_layers(self, role: str) -> list[LoraLayer]:
         """The layers that have an adapter of a role; none with full fine-tuning."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 
 def hidden_states(decoder: Any, layer: int | None, **inputs: Any) -> Tensor:
@@ -52,11 +53,30 @@ def square_mask(mask: Bool[Tensor, "B T T"], attention: str, dtype: torch.dtype)
     return added.masked_fill(~mask, torch.finfo(dtype).min)
 
 
-def drop_attention_dropout(model: nn.Module) -> None:
-    """Set it to 0: it hides in a number, not in a module that `eval` reaches alone; see `Policy.train`."""
+def remove_dropout(model: nn.Module) -> None:
+    """Set every probability of dropping something, units or layers, to 0.
+
+    Many are numbers that a forward reads in training mode, also those of some `nn.Dropout`, so that the mode
+    of modules alone is not enough; and training mode has to stay, since gradient checkpointing goes by it.
+    """
     for module in model.modules():
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            setattr(module, "attention_dropout", 0.0)  # noqa: B010  # no declared attribute
+        for name, value in vars(module).items():
+            chance = name == "p" and isinstance(module, _DropoutNd)
+            if isinstance(value, float) and (chance or "drop" in name):
+                setattr(module, name, 0.0)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards each part of the model is back in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager

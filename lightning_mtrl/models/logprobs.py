@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.models import chunked_head
 from lightning_mtrl.models.chunked_head import Entropy, Squash, head_logprobs
+from lightning_mtrl.models.layers import evaluating
 from lightning_mtrl.models.onednn import OneDNNLinear
 
 
@@ -59,13 +60,10 @@ class LogitHead:
         """
         if model.device.type == "meta":
             return  # without weights there is nothing to compare
-        training = model.training
-        model.eval()
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             ids = torch.arange(2, device=model.device)[None]
             read = cls.of(model).logits(model.base_model(input_ids=ids).last_hidden_state[0])
             wanted = model(input_ids=ids).logits[0].float()
-        model.train(training)
         if not torch.allclose(read, wanted, rtol=0.02, atol=0.02):
             raise UserError(
                 f"the model is a {type(model).__name__}, which changes its logits after the output head in "

@@ -140,7 +140,7 @@ class RatioModule(RoleModule):
     """
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode, but without dropout."""
+        """Training mode, but without the adapters' dropout; a `Backbone` has no other."""
         super().train(mode)
         for module in self.backbone.modules():
             if isinstance(module, nn.Dropout):

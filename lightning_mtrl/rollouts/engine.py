@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from lightning_mtrl.models.layers import evaluating
 from lightning_mtrl.rollouts.decoding import Decoding, Draw, SampledResponse
 from lightning_mtrl.rollouts.packing import Memories
 from lightning_mtrl.rollouts.sampling import SamplingConfig
@@ -19,15 +20,8 @@ __all__ = ["ConversationEngine", "Draw", "SampledResponse", "inference", "sample
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """No gradients and no dropout; each part of the model is put back into the mode it was in."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module in training:
-            module.training = True
+    with evaluating(model), torch.inference_mode():
+        yield
 
 
 class ConversationEngine:
