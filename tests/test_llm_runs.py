@@ -234,6 +234,7 @@ def test_an_iteration_with_smollm2_as_the_user_completes(
         "model": str(smollm2_folder),
         "base_url": smollm2_server,
         "max_tokens": 16,
+        "keep_cut_replies": True,
         "timeout_seconds": 300,
         "retries": 1,
     }
@@ -263,7 +264,12 @@ def test_four_requests_at_once_are_faster_than_one(smollm2_server: str, smollm2_
         for limit in seconds:
             client = ChatClient(
                 Server(
-                    str(smollm2_folder), smollm2_server, concurrency=limit, max_tokens=24, timeout_seconds=300
+                    str(smollm2_folder),
+                    smollm2_server,
+                    concurrency=limit,
+                    max_tokens=24,
+                    keep_cut_replies=True,
+                    timeout_seconds=300,
                 )
             )
             started = time.perf_counter()

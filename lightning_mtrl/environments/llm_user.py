@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from lightning_mtrl.conversation import Message
 from lightning_mtrl.environments.llm_judges import OutcomeJudge
@@ -57,6 +58,12 @@ class LLMUser:
             raise ValueError(f"max_turns must be at least 1, got {max_turns}")
         self.client = ChatClient(server)
         self.scenarios, self.judge, self.max_turns, self.system = scenarios, judge, max_turns, system
+
+    def held_out(self) -> Self:
+        """The same with the users that the scenarios keep to validate on, if they do."""
+        made, kept = copy.copy(self), getattr(self.scenarios, "held_out", None)
+        made.scenarios = self.scenarios if kept is None else kept()
+        return made
 
     def reset(self, seed: int) -> Observation:
         """Draw a user, who says the request."""

@@ -55,9 +55,17 @@ class ChatClient:
                 that look at it).
 
         Raises:
-            LLMFailure: if there is no usable reply after all attempts.
+            LLMFailure: if there is no usable reply after all attempts, or one that `max_tokens` cut off.
             UserError: if key, model or address are wrong.
         """
+        reply = await self._reply(messages, seed)
+        if reply.get("cut") and not self.server.keep_cut_replies:
+            self.usage.failures += 1
+            raise LLMFailure(f"a reply was cut off at max_tokens ({self.server.max_tokens})")
+        return str(reply["content"])
+
+    async def _reply(self, messages: Messages, seed: int) -> Mapping[str, Any]:
+        """The reply with its counts of tokens, and "cut" where it was cut off."""
         request = {
             "base_url": self.server.base_url,
             "model": self.server.model,
@@ -69,13 +77,13 @@ class ChatClient:
         async with self._record.alone(request):
             if (known := self._record.find(request)) is not None:
                 self.usage.recorded += 1
-                return str(known["content"])
+                return known
             try:
                 reply = await self._asked(request)
             except LLMFailure:
                 self.usage.failures += 1
                 raise
-            return str(self._record.add(request, reply)["content"])
+            return self._record.add(request, reply)
 
     async def chat_json(self, messages: Messages, schema: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
         """The JSON object in the reply to some messages.
@@ -91,7 +99,8 @@ class ChatClient:
             LLMFailure: also if the mended reply does not fit.
             UserError: as in `chat`.
         """
-        said = await self.chat(messages, seed)
+        # An object that is there in full is one, whatever was cut off behind it.
+        said = str((await self._reply(messages, seed))["content"])
         found = object_in(said)
         if (wrong := complaint_about(found, schema)) is None:
             return dict(found or {})
@@ -100,7 +109,7 @@ class ChatClient:
             f"fit this schema: {json.dumps(schema)}"
         )
         again = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": mend}]
-        found = object_in(await self.chat(again, seed))
+        found = object_in(str((await self._reply(again, seed))["content"]))
         if (cause := kind_of_misfit(found, schema)) is not None:
             self.usage.failures += 1
             raise LLMFailure(cause)
@@ -123,4 +132,6 @@ class ChatClient:
         self.usage.prompt_tokens += asked
         self.usage.sampled_tokens += said
         self.usage.cost += (asked * self.server.input_price + said * self.server.output_price) / 1e6
-        return {"content": content, "prompt_tokens": asked, "completion_tokens": said}
+        counts = {"prompt_tokens": asked, "completion_tokens": said}
+        cut = {"cut": True} if getattr(choices[0], "finish_reason", None) == "length" else {}
+        return {"content": content, **counts, **cut}

@@ -27,6 +27,8 @@ class Server:
         longest_wait_seconds: bound of both; a server that asks for more is given up.
         temperature: of the model's sampling.
         max_tokens: longest reply.
+        keep_cut_replies: take the words of a reply that `max_tokens` cut off as they are. By default such a
+            reply is a failure, since who breaks off in the middle says something else.
         record: a .jsonl file that takes every request with its reply. A request that stands in it already is
             answered from it, so that a repeated run asks (and pays) nothing. None: nothing is kept.
         input_price: of a million prompt tokens, in any currency.
@@ -43,6 +45,7 @@ class Server:
     longest_wait_seconds: float = 30.0
     temperature: float = 0.7
     max_tokens: int = 256
+    keep_cut_replies: bool = False
     record: str | None = None
     input_price: float = 0.0
     output_price: float = 0.0

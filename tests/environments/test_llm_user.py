@@ -21,6 +21,7 @@ from lightning_mtrl.environments import (
     TaskScenarios,
     Transition,
 )
+from lightning_mtrl.environments.protocol import held_out
 from lightning_mtrl.environments.scenarios import Scenario
 from lightning_mtrl.errors import UserError
 from lightning_mtrl.llm.failures import LLMFailure
@@ -210,10 +211,48 @@ def test_scenarios_come_from_a_file(tmp_path: Path) -> None:
         {"request": "q", "goal": "h", "reference": "y", "instructions": "i"},
     ]
     file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    drawn = {FileScenarios(str(file)).draw(seed) for seed in range(20)}
+    drawn = {FileScenarios(str(file), held_out_share=0).draw(seed) for seed in range(20)}
     assert drawn == {Scenario("r", "g", "x"), Scenario("q", "h", "y", "i")}
     file.write_text('{"request": "r", "goal": 1, "reference": "x"}')
     with pytest.raises(UserError, match=r"users\.jsonl, line 1: an object with the texts request, goal"):
         FileScenarios(str(file))
     with pytest.raises(UserError, match="is not a file"):
         FileScenarios("nowhere.jsonl")
+
+
+def _file_of(tmp_path: Path, number: int, request: str = "r{}") -> str:
+    file = tmp_path / "users.jsonl"
+    users = [{"request": request.format(n), "goal": "g", "reference": str(n)} for n in range(number)]
+    file.write_text("".join(json.dumps(user, ensure_ascii=False) + "\r\n" for user in users))
+    return str(file)
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_a_line_of_scenarios_ends_where_json_lines_do(end: str, tmp_path: Path) -> None:
+    file = tmp_path / "users.jsonl"
+    request = f"line one{end}line two"
+    written = json.dumps({"request": request, "goal": "g", "reference": "x"}, ensure_ascii=end < " ")
+    file.write_text(written + "\n", encoding="utf-8")
+    assert FileScenarios(str(file), held_out_share=0).draw(0).request == request
+
+
+def _drawn(user: LLMUser) -> set[str]:
+    return {user.reset(seed).text for seed in range(300)}
+
+
+def test_validation_draws_users_that_nothing_is_learnt_from(tmp_path: Path) -> None:
+    scenarios = FileScenarios(_file_of(tmp_path, 20))
+    user = LLMUser(at("http://localhost:1/v1"), scenarios, DocumentJudge())
+    learnt, kept = _drawn(user), _drawn(held_out(user))
+    assert (len(learnt), len(kept)) == (18, 2)
+    assert learnt.isdisjoint(kept)
+    assert _drawn(user) == learnt
+    again = LLMUser(at("http://localhost:1/v1"), FileScenarios(_file_of(tmp_path, 20)), DocumentJudge())
+    assert _drawn(held_out(again)) == kept
+    assert copy.deepcopy(user).scenarios is scenarios
+    task = as_user("http://localhost:1/v1")
+    assert held_out(task).reset(3) == task.reset(3)  # they have users without end
+    with pytest.raises(UserError, match=r"has one user, and held_out_share is 0.1"):
+        FileScenarios(_file_of(tmp_path, 1))
+    with pytest.raises(UserError, match=r"held_out_share is 1.0"):
+        FileScenarios(_file_of(tmp_path, 9), held_out_share=1.0)

@@ -195,6 +195,30 @@ def test_a_request_that_fails_lets_the_next_equal_one_be_made(tmp_path: Path) ->
         assert len(fake.bodies) == 2
 
 
+def test_a_reply_that_was_cut_off_is_a_failure_and_paid_once(tmp_path: Path) -> None:
+    record = str(tmp_path / "record.jsonl")
+    told = r"a reply was cut off at max_tokens \(7\)"
+    with serving([Answer("I would like a red ca", finish_reason="length")]) as fake:
+        one = client(fake.base_url, max_tokens=7, record=record)
+        with pytest.raises(LLMFailure, match=told):
+            ask(one)
+        assert (len(fake.bodies), one.usage.failures, one.usage.sampled_tokens) == (1, 1, 10)
+        with pytest.raises(LLMFailure, match=told):
+            ask(client(fake.base_url, max_tokens=7, record=record))
+        assert ask(client(fake.base_url, max_tokens=7, record=record, keep_cut_replies=True)) == (
+            "I would like a red ca"
+        )
+        assert len(fake.bodies) == 1
+
+
+def test_an_object_that_is_there_in_full_counts_also_where_more_was_cut_off() -> None:
+    with serving([Answer('{"score": 7} because the', finish_reason="length")]) as fake:
+        assert asyncio.run(client(fake.base_url).chat_json(ASKED, SCORE)) == {"score": 7}
+    half = Answer('{"score": 7', finish_reason="length")
+    with serving([half]) as fake, pytest.raises(LLMFailure, match="no JSON object"):
+        asyncio.run(client(fake.base_url).chat_json(ASKED, SCORE))
+
+
 def test_equal_requests_without_a_record_stay_independent() -> None:
     with serving(_numbered()) as fake:
         assert len(set(_at_once(client(fake.base_url), [1, 1, 1]))) == len(fake.bodies) == 3

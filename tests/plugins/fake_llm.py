@@ -24,6 +24,7 @@ class Answer:
         body: the whole body, in place of a completion.
         seconds: wait before it.
         cut: whether the connection closes in the middle of the body.
+        finish_reason: as OpenAI's; "length" for a reply that max_tokens cut off.
     """
 
     text: str | None = "ok"
@@ -32,6 +33,7 @@ class Answer:
     body: str | None = None
     seconds: float = 0.0
     cut: bool = False
+    finish_reason: str = "stop"
 
 
 @dataclass
@@ -95,7 +97,13 @@ def _completion(said: Answer) -> str:
     choices = (
         []
         if said.text is None
-        else [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": said.text}}]
+        else [
+            {
+                "index": 0,
+                "finish_reason": said.finish_reason,
+                "message": {"role": "assistant", "content": said.text},
+            }
+        ]
     )
     return json.dumps(
         {
