@@ -199,7 +199,8 @@ class Conversation:
         outcome = record.get("outcome")
         if outcome is not None and not record.get("turn_outcomes") and turns:
             turns[-1] = replace(turns[-1], reward=float(outcome))
-        truncated = bool(record.get("truncated", False))
+        # Who says no more than that it did not end says that it was cut off.
+        truncated = bool(record.get("truncated", not record.get("terminated", True)))
         return cls(
             id=str(record["id"]),
             prompt=tuple(Message(m["role"], m["content"]) for m in messages[:first]),
@@ -260,8 +261,7 @@ def _turns_of(name: str, messages: list[Any], first: int, rewards: list[float]) 
         if message["role"] != "assistant":
             raise UserError(
                 f"conversation {name!r}: messages[{position}] is from {message['role']!r}, but a response of "
-                f"'assistant' was expected there. Join messages that follow each other, or set "
-                f"'prompt_messages'."
+                f"'assistant' was expected there. Join messages in a row, or set 'prompt_messages'."
             )
         reply, shown = "", position + 1 < len(messages)
         if shown:

@@ -1,7 +1,8 @@
 """Score logged conversations: the value of each response by a run's critic, in `metadata.turn_values`.
 
 For Iterative PPO that is Q, the expected return after the response. The file is read, scored and written as a
-stream. Records that cannot be read are left out, counted and shown.
+stream. Records that cannot be read are left out, counted and shown. The output is a log of our own form: keys
+of a record that are not a conversation's are not carried over, and what a tool said is the user's.
 """
 
 from __future__ import annotations

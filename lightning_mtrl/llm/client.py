@@ -123,8 +123,8 @@ class ChatClient:
 
     def _counted(self, completion: Any) -> dict[str, Any]:
         choices = getattr(completion, "choices", None)
-        message = getattr(choices[0], "message", None) if isinstance(choices, list) and choices else None
-        content = getattr(message, "content", None)
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        content = getattr(getattr(choice, "message", None), "content", None)
         if not isinstance(content, str) or not content.strip():
             raise Attempt("empty reply")
         used = getattr(completion, "usage", None)
@@ -133,5 +133,5 @@ class ChatClient:
         self.usage.sampled_tokens += said
         self.usage.cost += (asked * self.server.input_price + said * self.server.output_price) / 1e6
         counts = {"prompt_tokens": asked, "completion_tokens": said}
-        cut = {"cut": True} if getattr(choices[0], "finish_reason", None) == "length" else {}
+        cut = {"cut": True} if getattr(choice, "finish_reason", None) == "length" else {}
         return {"content": content, **counts, **cut}

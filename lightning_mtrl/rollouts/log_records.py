@@ -165,7 +165,8 @@ def flagged(record: Mapping[str, Any], unknown: bool = False) -> Mapping[str, An
         raise Unreadable("bad value", "messages have outcome flags, and there are turn_outcomes; give one.")
     won = next((place for place, flag in flags.items() if flag), None)
     if won is None:
-        lost = bool(said) and _all_flagged(messages[said[0] :]) and not (unknown or record.get("truncated"))
+        cut = record.get("truncated", not record.get("terminated", True))
+        lost = bool(said) and _all_flagged(messages[said[0] :]) and not (unknown or cut)
         return {**record, "outcome": record.get("outcome", 0.0 if lost else None)}
     if not said or said[0] > won:
         raise Unreadable("outcome first", f"messages[{won}] has the outcome before any response.")

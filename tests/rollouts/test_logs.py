@@ -232,6 +232,30 @@ def test_somebody_elses_parquet_is_read_with_its_nulls(tmp_path: Path) -> None:
     assert (second.turns[0].response, second.turns[0].sent) == ("s", "a")
 
 
+@pytest.mark.parametrize(
+    ("said", "terminated", "truncated"),
+    [
+        ({}, True, False),
+        ({"terminated": True}, True, False),
+        ({"terminated": False}, False, True),
+        ({"truncated": True}, False, True),
+        ({"truncated": False}, True, False),
+        ({"terminated": False, "truncated": True}, False, True),
+        ({"terminated": False, "truncated": False}, False, False),
+    ],
+)
+def test_who_says_only_that_it_did_not_end_says_that_it_was_cut_off(
+    said: dict[str, bool], terminated: bool, truncated: bool, tmp_path: Path
+) -> None:
+    record = {"id": "c", "messages": [_user("q"), _assistant("a")], **said}
+    (read,) = read_conversations(_lines(tmp_path, record), strict=True).conversations
+    assert (read.terminated, read.truncated) == (terminated, truncated)
+    # Flags that are all 0 are a lost conversation, unless it was cut off.
+    flagged = {**record, "messages": [*record["messages"], {**_user("bye"), "outcome": 0}]}
+    (read,) = read_conversations(_lines(tmp_path, flagged)).conversations
+    assert read.outcome == (None if truncated else 0.0)
+
+
 def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"nonsense")
     with pytest.raises(UserError, match="could not be read as Parquet"):
