@@ -25,7 +25,7 @@ from lightning_mtrl.parsing import build_algorithm
 from lightning_mtrl.processes import Processes
 from lightning_mtrl.recorder import Recorder
 from lightning_mtrl.restoring import restore
-from lightning_mtrl.rollouts.behaviour import count_coverage, coverage_of
+from lightning_mtrl.rollouts.behaviour import count_coverage, coverage_of, told
 from lightning_mtrl.rollouts.log_records import Demands
 from lightning_mtrl.rollouts.log_tokens import LogEncoder
 from lightning_mtrl.rollouts.logs import LoadedLogs, encoded, read_conversations
@@ -130,6 +130,7 @@ class BatchOnlineStep:
                 self.fit,
                 self.coverage,
                 self.algorithm.takes_returns,
+                self.algorithm.learns_from_own,
             )
         )
         with self._phase("evaluate"):
@@ -139,6 +140,21 @@ class BatchOnlineStep:
             self.folder.figures.mkdir(exist_ok=True)
             figure.savefig(self.folder.figures / f"{name}.png", dpi=120)
         return signal
+
+    def _own(self, conversations: list[Conversation]) -> list[Conversation]:
+        """Those that are the policy's own behaviour.
+
+        Raises:
+            UserError: if there is none.
+        """
+        own = [c for c in conversations if coverage_of(c) is None]
+        if not own:
+            raise UserError(
+                f"{self.logs.path} has no conversation of the policy itself ({told(self.coverage)}), and "
+                f"{type(self.algorithm).__name__} learns from those only. Log some, or use IterativePPO with "
+                f"evaluation.target expected_sarsa, for which any log will do."
+            )
+        return own
 
     def _encode(self) -> LoadedLogs:
         """Give the log its token ids, split it, and see what it says of pi_k."""
@@ -151,6 +167,8 @@ class BatchOnlineStep:
             usable = [c for c in conversations if unusable(c) is None]
             measured, self.coverage = measured_in(conversations), count_coverage(usable)
             own = [c for c in usable if coverage_of(c) is None]
+            if self.algorithm.learns_from_own:
+                conversations = self._own(conversations)
             if self.algorithm.needs_logprobs:
                 conversations = with_logprobs(conversations, self.learner)
             data.set_rollouts(conversations, seed=context.seed, logs=loaded)

@@ -17,6 +17,8 @@ from lightning_mtrl.config import RunConfig
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.evaluation.validate import Validation, validate
 from lightning_mtrl.launching import launch
+from lightning_mtrl.parsing import build_algorithm
+from lightning_mtrl.ranges import expect
 from lightning_mtrl.recorder import Recorder
 from lightning_mtrl.restoring import why_over
 from lightning_mtrl.rollouts.results import Rollouts, TooManyFailures
@@ -35,6 +37,7 @@ class PolicyIterationLoop:
     """
 
     def __init__(self, config: RunConfig, folder: RunFolder) -> None:
+        _expect_own_behaviour(config)
         self.config = config
         self.recorder = Recorder(config, folder, launch(config.fabric))
         served = folder.served(config.data.server.adapter_folder)
@@ -144,3 +147,12 @@ def derived_seed(*parts: Any) -> int:
     """A seed in [0, 2^31) that depends on all parts, the same on every machine."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _expect_own_behaviour(config: RunConfig) -> None:
+    """Refuse to collect for coverage where only the policy's own conversations can be learned from."""
+    algorithm, data = build_algorithm(config), config.data
+    kind = f"0 with {type(algorithm).__name__}, which learns from the policy's own conversations only"
+    for name in ("explore_share", "persona_share"):
+        share = getattr(data, name)
+        expect(not (algorithm.learns_from_own and share), f"data.{name}", share, kind, 0)

@@ -180,6 +180,16 @@ def test_one_response_a_state_cannot_be_compared_with_others(
     assert f"{ALGORITHM}.improvement.samples is 1, but it must be at least 2 with {name}" in told
 
 
+@pytest.mark.parametrize("algorithm", ["OutcomeOnly", "ITPO"])
+@pytest.mark.parametrize("name", ["explore_share", "persona_share"])
+def test_coverage_is_refused_where_only_the_policys_own_responses_are_learned_from(
+    mistake: Mistake, algorithm: str, name: str
+) -> None:
+    shares = [f"--data.{name}=0.25", '--data.personas=["Be brief."]', "--data.group_size=2"]
+    told = mistake("fit", f"--algorithm={algorithm}", "--data.conversations=8", *shares)
+    assert f"data.{name} is 0.25, but it must be 0 with {algorithm}" in told
+
+
 def test_groups_of_one_are_refused_before_there_is_a_run(mistake: Mistake, tmp_path: Path) -> None:
     told = mistake("fit", f"--config={CONFIGS / 'itpo.yaml'}", "--data.group_size=1")
     assert "data.group_size is 1, but it must be at least 2 with RLOO" in told

@@ -109,6 +109,16 @@ def test_a_step_leaves_what_the_logs_say_and_the_estimated_gain_but_no_measured_
     assert [row["iteration"] for row in _json(second / "summary.json")["iterations"]] == [1, 2]
 
 
+def test_a_step_on_outcomes_leaves_out_what_is_not_the_policys_own(runs: dict[str, Any]) -> None:
+    folder = runs["folder"] / "outcome"
+    given = ["--config=configs/quickstart.yaml", "--algorithm=OutcomeOnly", HIDDEN, f"--run_dir={folder}"]
+    said = _done("improve", *given, f"--logs={runs['logs'][0]}")
+    own = [c.outcome for c in read_conversations(runs["logs"][0]).conversations if not c.explored_turn]
+    assert re.search(r"\(\d+ drawn to be explored\); they are not learned from", said)
+    report = _json(folder / "report.json")
+    assert report["critic"]["outcome"] == pytest.approx(sum(own) / len(own))
+
+
 def test_the_report_and_the_words_tell_calibration_gain_and_coverage(runs: dict[str, Any]) -> None:
     report = _json(runs["steps"][0] / "report.json")
     assert report["logs"]["read"] == 640

@@ -42,6 +42,7 @@ LLM = {
     *("llm/prompt_tokens", "llm/sampled_tokens", "llm/cost"),
 }
 OUTCOME_ONLY = ["--algorithm=OutcomeOnly", "--algorithm.settings.epochs=1", "--data.conversations=48"]
+OUTCOME_ONLY += ["--data.explore_share=0"]
 
 
 def names_on_the_page(text: str) -> list[str]:

@@ -110,6 +110,8 @@ class Algorithm(ABC):
             needs fresh ones, made for it by an environment.
         needs_logprobs: whether it learns from the very responses of the conversations, and so needs their
             log-probabilities under the policy that gave them.
+        learns_from_own: whether it learns from the policy's own conversations only: `fit` refuses a share
+            that is explored or led under personas, and such ones of a log are left out.
         takes_returns: whether it takes the returns of the conversations for the policy's own, which is right
             where the policy led them.
     """
@@ -117,6 +119,7 @@ class Algorithm(ABC):
     turn_value_name: str = "value"
     learns_from_logs: bool = False
     needs_logprobs: bool = False
+    learns_from_own: bool = False
     takes_returns: bool = True
 
     @property

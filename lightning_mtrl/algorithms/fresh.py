@@ -65,7 +65,7 @@ def fresh_rollouts(conversations: Sequence[Conversation], reference: str, contex
     Raises:
         UserError: if a response was drawn for coverage, since it is none of the policy's.
     """
-    if any(turn.explored for c in conversations for turn in c.turns):
+    if any(c.explored_turn for c in conversations):
         raise UserError(
             "data.explore_share is above 0, but this algorithm learns from the policy's own responses only, "
             "and those drawn for coverage are none. Pass --data.explore_share 0."

@@ -69,6 +69,7 @@ class ITPO(Algorithm):
     """
 
     turn_value_name = "reward"
+    learns_from_own = True
 
     def __init__(
         self,

@@ -67,6 +67,7 @@ class OutcomeOnly(Algorithm):
 
     learns_from_logs = True
     needs_logprobs = True
+    learns_from_own = True
 
     def __init__(self, settings: OutcomeConfig = OutcomeConfig()) -> None:
         self.settings = settings

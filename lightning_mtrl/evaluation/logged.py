@@ -115,6 +115,7 @@ def logged_block(
     fit: LogFit,
     coverage: Counter[Coverage],
     takes_returns: bool,
+    own_only: bool = False,
 ) -> str:
     """The block of text before a critic is fitted.
 
@@ -127,6 +128,7 @@ def logged_block(
         coverage: conversations with an outcome that are not the policy's own. `found` and `fit` are of the
             others, and `found` of these where there are no others.
         takes_returns: whether the algorithm takes the log's returns for the policy's.
+        own_only: whether it leaves out what is not the policy's own.
     """
     low, high = found.success_rate_interval
     first, last = found.mean_return_interval
@@ -138,11 +140,11 @@ def logged_block(
         f"  policy    success rate {found.success_rate:.3f} [{low:.3f}, {high:.3f}], return "
         f"{found.mean_return:z.3f} [{first:z.3f}, {last:z.3f}], {found.turns:.1f} turns, in "
         f"{counted(found.conversations, 'conversation')}{_cut_off(found.truncated)}",
-        *_of_coverage(coverage, loaded.read - sum(unused.values())),
+        *_of_coverage(coverage, loaded.read - sum(unused.values()), own_only),
         *_of_fit(fit),
     ]
     if takes_returns:
-        lines += [f"  WARNING   {text}" for text in _warnings(fit, coverage)]
+        lines += [f"  WARNING   {text}" for text in _warnings(fit, Counter() if own_only else coverage)]
     return "\n".join(lines)
 
 
@@ -175,7 +177,7 @@ def _cut_off(truncated: int) -> str:
     return f" ({truncated} cut off by a limit, which is no success)" if truncated else ""
 
 
-def _of_coverage(coverage: Counter[Coverage], usable: int) -> list[str]:
+def _of_coverage(coverage: Counter[Coverage], usable: int, own_only: bool) -> list[str]:
     """Whether the policy's figures leave out what is not its own."""
     if not coverage:
         return []
@@ -184,7 +186,7 @@ def _of_coverage(coverage: Counter[Coverage], usable: int) -> list[str]:
         return [f"            these are all not the policy's own behaviour: {kinds}"]
     return [
         f"            without {counted(number, 'conversation')} that {'is' if number == 1 else 'are'} not "
-        f"its own behaviour ({kinds}); all are learned from"
+        f"its own behaviour ({kinds}); {'they are not' if own_only else 'all are'} learned from"
     ]
 
 

@@ -17,12 +17,16 @@ ANY_LOG = "evaluation.target expected_sarsa"
 
 
 def _said(
-    fit: LogFit, coverage: Counter[Coverage] | None = None, shown: int = 200, takes_returns: bool = True
+    fit: LogFit,
+    coverage: Counter[Coverage] | None = None,
+    shown: int = 200,
+    takes_returns: bool = True,
+    own_only: bool = False,
 ) -> str:
     found = Validation(0.5, (0.4, 0.6), 0.5, (0.4, 0.6), shown, 2.0, 9.0, 0, {}, [], [])
     loaded = LoadedLogs("log.jsonl", read=203, records=203)
     return logged_block(
-        "log.jsonl", loaded, {"truncated": 3}, found, fit, coverage or Counter(), takes_returns
+        "log.jsonl", loaded, {"truncated": 3}, found, fit, coverage or Counter(), takes_returns, own_only
     )
 
 
@@ -64,6 +68,9 @@ def test_what_is_left_out_of_the_rates_is_counted_and_returns_under_personas_are
     assert "140 conversations" in warning
     assert ANY_LOG in warning
     assert "WARNING" not in _said(fit, Counter(explored=15), 185)
+    own_only = _said(fit, Counter(persona=140, explored=15), 45, own_only=True)
+    assert "under a persona); they are not learned from" in own_only
+    assert "WARNING" not in own_only
     assert "without" not in _said(fit)[_said(fit).index("success rate") :]
 
 
