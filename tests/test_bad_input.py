@@ -190,6 +190,11 @@ def test_coverage_is_refused_where_only_the_policys_own_responses_are_learned_fr
     assert f"data.{name} is 0.25, but it must be 0 with {algorithm}" in told
 
 
+def test_a_logit_of_q_is_refused_where_q_is_no_probability(mistake: Mistake) -> None:
+    told = mistake("fit", f"--{ALGORITHM}.improvement.reward=logit", f"--{ALGORITHM}.evaluation.loss=mse")
+    assert f"{ALGORITHM}.improvement.reward is 'logit', but it must be q with evaluation.loss mse" in told
+
+
 def test_groups_of_one_are_refused_before_there_is_a_run(mistake: Mistake, tmp_path: Path) -> None:
     told = mistake("fit", f"--config={CONFIGS / 'itpo.yaml'}", "--data.group_size=1")
     assert "data.group_size is 1, but it must be at least 2 with RLOO" in told

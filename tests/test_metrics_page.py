@@ -29,6 +29,7 @@ PERSONAS = [
     '--data.personas=["Be brief."]',
     "--data.persona_share=0.5",
     "--algorithm.evaluation.target=retrace",
+    "--algorithm.evaluation.loss=mse",
     "--algorithm.evaluation.next_samples=2",
     "--algorithm.evaluation.epochs=2",
     "--algorithm.improvement.certificate_states=8",

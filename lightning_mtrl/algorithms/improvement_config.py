@@ -38,7 +38,8 @@ class ImprovementConfig:
         kl_ceiling: KL(policy || pi_i) per response in nats at which an iteration's improvement stops; null
             for none.
         entropy_coef: weight of the entropy bonus, in reward per nat.
-        reward: "q" rewards a response with Q; "logit" with log(Q / (1 - Q)), which tells small values apart.
+        reward: "q" rewards a response with Q; "logit" with log(Q / (1 - Q)), which tells small values apart;
+            not with `evaluation.loss` "mse".
         mean_over: "token": every sampled token weighs the same in the loss; "response": every response.
         max_norm: gradients are scaled down to this norm.
         max_logprob_difference: in nats; where the rollouts' log-probability of a token is farther from the

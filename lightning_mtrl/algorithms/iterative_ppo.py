@@ -73,6 +73,10 @@ class IterativePPO(Algorithm):
         samples, compares = self.improvement.samples, isinstance(self.estimator, (RLOO, GRPO))
         kind = f"at least 2 with {type(self.estimator).__name__}, which compares the responses of a state"
         expect(samples > 1 or not compares, "improvement.samples", samples, kind, 8)
+        bounded = self.returns == (0.0, 1.0)
+        kind = f"q with evaluation.loss {evaluation.loss}, whose Q need not lie between 0 and 1"
+        reward = self.improvement.reward
+        expect(reward != "logit" or bounded, "improvement.reward", reward, kind, "q")
         self._probe: list[Conversation] = []
         self._probe_q: list[float] = []
         self._changes: list[float] = []

@@ -12,7 +12,7 @@ Interaction" (arXiv:2603.23550). One iteration:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,7 @@ class ITPO(Algorithm):
     ) -> None:
         self.credit, self.estimator, self.settings = credit or _norm_itpo(), estimator or RLOO(), settings
         self.credit.prm = prm
+        self._clamp_is_told = False
 
     def idle(self) -> list[Idle]:
         """Settings of a value head or an implicit PRM that there is none of."""
@@ -126,9 +127,10 @@ class ITPO(Algorithm):
         fresh = replace(fresh, batch=rewarded(fresh.batch, self.settings))
         credit = self.credit.assign(fresh.batch, fresh.conversations)
         self.credited = credited(fresh, credit, self.estimator.needs_others)
-        unvaried = objectives.zero_variance_groups(outcome, fresh.batch.group).item()
+        self._say_if_clamped(outcome, fresh.batch.outcome)
+        unvaried = objectives.zero_variance_groups(fresh.batch.outcome, fresh.batch.group).item()
         measured = {"outcome": outcome.mean().item(), "zero_variance_groups": unvaried}
-        self._say_if_outcomes_are_silent(fresh.conversations, unvaried)
+        self._say_if_outcomes_are_silent(fresh.batch.outcome, unvaried)
         return Signal({**learned, **credit.metrics, **measured})
 
     def improve(self, rollouts: list[Conversation], signal: Signal) -> Improvement:
@@ -192,9 +194,20 @@ class ITPO(Algorithm):
                     found[conversation.id] = sums[row, : len(conversation.turns)].tolist()
         return [found[c.id] for c in conversations]
 
-    def _say_if_outcomes_are_silent(self, conversations: Sequence[Conversation], unvaried: float) -> None:
+    def _say_if_clamped(self, outcome: Float[Tensor, " B"], rewarded: Float[Tensor, " B"]) -> None:
+        """Say once that outcomes are not rewarded as they are."""
+        changed = int((outcome != rewarded).sum())
+        if changed and not self._clamp_is_told:
+            self._clamp_is_told = True
+            self.context.say(
+                f"WARNING: {changed} of {len(outcome)} outcomes lie outside [-1, 1] and are rewarded as -1 "
+                f"or 1, so that those beyond look alike. Scale the environment's outcomes, or pass "
+                f"--algorithm.settings.clamp false."
+            )
+
+    def _say_if_outcomes_are_silent(self, outcome: Float[Tensor, " B"], unvaried: float) -> None:
         """Say that a step gets nothing from outcomes, where no two that it compares differ."""
-        said = all_outcomes_are(conversations)
+        said = all_outcomes_are(outcome.tolist())
         if not said and unvaried == 1.0 and self.estimator.needs_others:
             said = (
                 "in no group do outcomes differ, and only members of a group are compared; larger groups "

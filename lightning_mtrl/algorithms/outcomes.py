@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from lightning_mtrl.conversation import Conversation
+from collections.abc import Iterable
 
 
-def all_outcomes_are(conversations: Sequence[Conversation]) -> str:
+def all_outcomes_are(outcomes: Iterable[float | None]) -> str:
     """That all outcomes are equal, and what is needed; empty where two of them differ.
 
     Args:
-        conversations: those without an outcome do not count.
+        outcomes: of conversations; unknown ones do not count.
     """
-    outcomes = [c.outcome for c in conversations if c.outcome is not None]
-    if len(set(outcomes)) != 1:
+    known = [outcome for outcome in outcomes if outcome is not None]
+    if len(set(known)) != 1:
         return ""
     return (
-        f"all {len(outcomes)} outcomes are {outcomes[0]:g}, so none of them says which response was better; "
+        f"all {len(known)} outcomes are {known[0]:g}, so none of them says which response was better; "
         f"conversations with other outcomes are needed too"
     )

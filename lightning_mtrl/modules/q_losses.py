@@ -41,8 +41,11 @@ class BinaryCrossEntropy:
     returns: tuple[float, float] | None = (0.0, 1.0)
 
     def loss(self, raw: Float[Tensor, "N 1"], targets: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-        """Cross-entropy in nats of each pair."""
-        return objectives.bce_loss(raw[..., 0], targets)
+        """Cross-entropy in nats of each pair.
+
+        A reward and a predicted return may exceed 1 together, where it has no minimum; true values do not.
+        """
+        return objectives.bce_loss(raw[..., 0], targets.clamp(0.0, 1.0))
 
     def values(self, raw: Float[Tensor, "... 1"]) -> Float[Tensor, ...]:
         """Predicted return in [0, 1]."""

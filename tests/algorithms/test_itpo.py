@@ -138,6 +138,26 @@ def test_an_update_does_not_depend_on_how_steps_are_cut() -> None:
     assert torch.allclose(states[0], states[1], atol=2e-4)
 
 
+def test_outcomes_that_clamping_makes_alike_are_told_once_and_count_as_alike() -> None:
+    parts = parts_of(spec("Outcome"), outcome_weight=1.0)
+    said: list[str] = []
+    parts.context.say = said.append
+    grades = [replace(c, outcome=(2.0, 7.0, 9.0, 3.0)[n % 4]) for n, c in enumerate(collect(parts))]
+    for _ in range(2):
+        parts.context.datamodule.set_rollouts(grades)
+        signal = parts.algorithm.evaluate(grades)
+        assert signal.metrics["zero_variance_groups"] == 1.0
+        assert signal.metrics["outcome"] == pytest.approx(5.25)
+    assert sum("24 of 24 outcomes lie outside [-1, 1]" in text for text in said) == 1
+    assert sum("all 24 outcomes are 1, so none" in text for text in said) == 2
+    parts = parts_of(spec("Outcome"), outcome_weight=1.0, clamp=False)
+    parts.context.say = said.append
+    del said[:]
+    parts.context.datamodule.set_rollouts(grades)
+    assert parts.algorithm.evaluate(grades).metrics["zero_variance_groups"] == 0.0
+    assert not said
+
+
 def test_equal_outcomes_in_every_group_move_the_policy_by_kl_and_entropy_alone() -> None:
     parts = parts_of(spec("Outcome"), token_penalty=0.0, kl_coef=0.0, entropy_coef=0.0)
     same = [replace(c, outcome=1.0) for c in collect(parts)]

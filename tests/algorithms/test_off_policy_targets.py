@@ -93,7 +93,7 @@ def test_turns_before_an_explored_one_are_dropped_where_its_response_is_part_of_
     turns = (*part.turns[:2], replace(part.turns[2], trained=False))
     log = [replace(reached, explored_turn=2), replace(early, explored_turn=4), replace(part, turns=turns)]
     inputs = _inputs([*log, *some_talks(4)], trunk="frozen")
-    targets = fit_targets(inputs, EvaluationConfig(target=target, trunk="frozen"))
+    targets = fit_targets(inputs, EvaluationConfig(target=target, loss="mse", trunk="frozen"))
     weights = targets.weights(inputs.features(log))
     expected = torch.tensor(counted, dtype=torch.float32)
     assert torch.equal(weights, expected / expected.sum())
@@ -129,9 +129,10 @@ def test_settings_that_would_mean_nothing_are_refused() -> None:
         ({"next_samples": 4}, "next_samples"),
         ({"target_refresh": 2}, "target_refresh"),
         ({"importance_clip": 2.0, "target": "expected_sarsa"}, "importance_clip"),
-        ({"expectile": 0.7, "target": "retrace"}, "expectile"),
+        ({"expectile": 0.7, "target": "retrace", "loss": "mse"}, "expectile"),
         ({"td_lambda": 0.5, "target": "expected_sarsa"}, "td_lambda"),
         ({"loss": "hl_gauss", "target": "retrace"}, "loss"),
+        ({"loss": "bce", "target": "retrace"}, "loss"),
     ):
         with pytest.raises(UserError, match=rf"evaluation\.{name}"):
             EvaluationConfig(**wrong)
@@ -234,7 +235,7 @@ def _fit(conversations: list[Conversation], exact: Tensor, **options: Any) -> tu
     context.say = lambda text: None
     config = EvaluationConfig(trunk="frozen", learning_rate=0.03, weight_decay=0.0, **options)
     critic = QCritic(
-        backbone, "bce", GAMMA, config.td_lambda, learning_rate=0.03, weight_decay=0.0, trunk="frozen"
+        backbone, config.loss, GAMMA, config.td_lambda, learning_rate=0.03, weight_decay=0.0, trunk="frozen"
     )
     inputs = CriticInputs(critic, context)
     targets = fit_targets(inputs, config)
@@ -261,7 +262,7 @@ def test_a_critic_on_persona_data_is_off_with_returns_and_right_with_fresh_next_
     returns, _ = _fit(conversations, exact, epochs=12, patience=12)
     fresh: dict[str, Any] = {"epochs": 12, "target_refresh": 4, "next_samples": 4}
     one_step, _ = _fit(conversations, exact, target="expected_sarsa", **fresh)
-    traced, measured = _fit(conversations, exact, target="retrace", **fresh)
+    traced, measured = _fit(conversations, exact, target="retrace", loss="mse", **fresh)
     assert returns > 0.08
     assert one_step < 0.05
     assert traced < 0.05

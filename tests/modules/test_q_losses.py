@@ -21,6 +21,15 @@ def test_cross_entropy_and_squared_error_of_hand_made_numbers() -> None:
     assert q_loss("mse").values(torch.tensor([[2.0]])).tolist() == [2.0]
 
 
+def test_cross_entropy_has_a_minimum_for_a_target_beyond_its_range() -> None:
+    """The largest value is right there, log(1 + exp(-x)) its loss; without a bound it would fall forever."""
+    raw = torch.tensor([[0.0], [8.0], [800.0]])
+    found = q_loss("bce").loss(raw, torch.full((3,), 1.4))
+    assert found.tolist() == pytest.approx([math.log(2), 0.000335406, 0.0], abs=1e-6)
+    below = q_loss("bce").loss(-raw, torch.full((3,), -0.4))
+    assert below.tolist() == pytest.approx(found.tolist(), abs=1e-6)
+
+
 def test_a_flat_hl_gauss_head_predicts_the_middle_at_the_cost_of_all_bins() -> None:
     loss = HLGauss(low=-1.0, high=3.0, bins=8)
     raw = torch.zeros(3, 8)
