@@ -113,7 +113,8 @@ def test_a_step_on_outcomes_leaves_out_what_is_not_the_policys_own(runs: dict[st
     folder = runs["folder"] / "outcome"
     given = ["--config=configs/quickstart.yaml", "--algorithm=OutcomeOnly", HIDDEN, f"--run_dir={folder}"]
     said = _done("improve", *given, f"--logs={runs['logs'][0]}")
-    own = [c.outcome for c in read_conversations(runs["logs"][0]).conversations if not c.explored_turn]
+    stored = read_conversations(runs["logs"][0]).conversations
+    own = [c.outcome for c in stored if not c.explored_turn and c.outcome is not None]
     assert re.search(r"\(\d+ drawn to be explored\); they are not learned from", said)
     report = _json(folder / "report.json")
     assert report["critic"]["outcome"] == pytest.approx(sum(own) / len(own))
