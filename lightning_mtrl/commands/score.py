@@ -3,6 +3,9 @@
 For Iterative PPO that is Q, the expected return after the response. The file is read, scored and written as a
 stream. Records that cannot be read are left out, counted and shown. The output is a log of our own form: keys
 of a record that are not a conversation's are not carried over, and what a tool said is the user's.
+
+With a credit that scales by the whole batch (`prescale` batch_max, `aggregate` mean_scaled) rewards are on
+the scale of the 256 conversations scored together: compare those of one file with care, and not of two.
 """
 
 from __future__ import annotations
