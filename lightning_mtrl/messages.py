@@ -253,6 +253,7 @@ _KINDS = {
     "NoneType": "null",
     "PositiveInt": "a whole number > 0",
     "NonNegativeInt": "a whole number >= 0",
+    "NonNegativeFloat": "a number >= 0",
     "Seed": "a whole number from 0 to 4294967295",
 }
 

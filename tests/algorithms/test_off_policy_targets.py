@@ -262,7 +262,8 @@ def test_a_critic_on_persona_data_is_off_with_returns_and_right_with_fresh_next_
     returns, _ = _fit(conversations, exact, epochs=12, patience=12)
     fresh: dict[str, Any] = {"epochs": 12, "target_refresh": 4, "next_samples": 4}
     one_step, _ = _fit(conversations, exact, target="expected_sarsa", **fresh)
-    traced, measured = _fit(conversations, exact, target="retrace", loss="mse", **fresh)
+    # Squared errors of probabilities have small gradients, so this critic takes longer.
+    traced, measured = _fit(conversations, exact, target="retrace", loss="mse", **{**fresh, "epochs": 40})
     assert returns > 0.08
     assert one_step < 0.05
     assert traced < 0.05

@@ -112,8 +112,8 @@ def test_interrupting_ends_without_an_error(
     ("arguments", "expected"),
     [
         ([], "--run must be given"),
-        (["--run={run}", "--temperature=-1"], "--temperature is '-1'"),
-        (["--run={run}", "--max_response_tokens=0"], "--max_response_tokens is '0', but a whole number"),
+        (["--run={run}", "--temperature=-1"], "--temperature is -1, but a number >= 0 or null"),
+        (["--run={run}", "--max_response_tokens=0"], "--max_response_tokens is 0, but a whole number > 0"),
         (["--run={run}", "--iteration=9"], "has no checkpoint of it"),
         (["--run={run}", "--max_response_tokens=384"], "model.context_length is 384, which must hold"),
     ],
