@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -136,7 +137,7 @@ def _arms(comparison: Comparison) -> Table:
         counts += [comparison.clusters[side]] if clustered else []
         table.add_row(
             arm.role,
-            Path(arm.file).name,
+            escape(Path(arm.file).name),
             *map(str, counts),
             f"{comparison.whole.means[side]:.3f}",
             _interval(comparison.intervals[side]),
@@ -173,10 +174,10 @@ def _segments(comparison: Comparison) -> Table:
             for mean, size in zip(finding.means, finding.sizes, strict=True)
         ]
         if finding.difference is None:
-            table.add_row(str(finding.segment), *sides, "", "", "", finding.verdict(comparison.alpha))
+            table.add_row(escape(str(finding.segment)), *sides, "", "", "", finding.verdict(comparison.alpha))
             continue
         table.add_row(
-            str(finding.segment),
+            escape(str(finding.segment)),
             *sides,
             f"{finding.difference.estimate:+.3f}",
             _interval(finding.interval, signed=True),
@@ -208,7 +209,7 @@ def _table(headers: Sequence[str], texts: int) -> Table:
     table = Table(box=None, pad_edge=False, caption_justify="left")
     for place, header in enumerate(headers):
         right = texts <= place < len(headers) - (headers[-1] == "")
-        table.add_column(header, justify="right" if right else "left", overflow="fold")
+        table.add_column(escape(header), justify="right" if right else "left", overflow="fold")
     return table
 
 

@@ -243,7 +243,7 @@ class Collector:
             group=group,
             seed=int(np.random.SeedSequence([seed, ENVIRONMENT_STREAM, group]).generate_state(1)[0]),
             policy=policy,
-            environment=copy.deepcopy(self._environment),
+            environment=_copied(self._environment),
             stream=stream,
             explored_turn=explored_turn if explores else 0,
             persona=self._personas[int(shared.integers(len(self._personas)))] if wears else None,
@@ -253,3 +253,18 @@ class Collector:
 def _expect(holds: bool, key: str, value: object, expected: str) -> None:
     if not holds:
         raise UserError(f"{key} is {value}, but {expected} was expected.")
+
+
+def _copied(environment: Environment) -> Environment:
+    """A conversation's own environment.
+
+    Raises:
+        UserError: if it holds what cannot be copied, such as a lock.
+    """
+    try:
+        return copy.deepcopy(environment)
+    except Exception as error:
+        raise UserError(
+            f"environment: {type(environment).__name__} cannot be copied ({error}), but each conversation "
+            f"has a copy of its own. Open locks, clients and files in `reset`, or give it a `__deepcopy__`."
+        ) from error

@@ -42,12 +42,15 @@ class Outcomes:
         """Read a file of outcomes.
 
         Raises:
-            UserError: if there is no such file, or its name ends in another way.
+            UserError: if there is no such file, its name ends in another way, or no row of it can be used.
         """
         found = cls(Path(path))
         expect_outcomes(str(path))
         for place, row in _rows(found.path):
             found._take(f"{path}, {place}", row)
+        if found.refused and not found.by_id:
+            reason, where, told = found.refused[0]
+            raise UserError(f"none of the outcomes of {path} can be used ({reason}). {where}: {told}")
         return found
 
     def joined(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -167,8 +170,13 @@ def _plain(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and is_finite(value) else math.nan
 
 
+_TRUTHS = {"true": 1.0, "false": 0.0}
+
+
 def _number(value: Any) -> float | None:
-    """A finite number, also from the text of a CSV's cell; None for anything else."""
+    """A finite number or a truth value, also from the text of a CSV's cell; None for anything else."""
+    if isinstance(value, str) and value.strip().lower() in _TRUTHS:
+        return _TRUTHS[value.strip().lower()]
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
     except (ValueError, OverflowError):

@@ -76,6 +76,18 @@ def test_segments_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "p is corrected by Holm's procedure" in said
 
 
+def test_a_segment_is_shown_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        records = [json.loads(line) for line in Path(name).read_text().splitlines()]
+        for record in records:
+            record["metadata"] = {"kind": "[red]x[/red]" if record["id"][-1] in "02468" else "[/red]"}
+        Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert cli.main(["compare", "--baseline=a.jsonl", "--candidate=b.jsonl", "--segment=kind"]) == 0
+    said = capsys.readouterr().out
+    assert "\n[red]x[/red] " in said
+    assert "\n[/red] " in said
+
+
 def test_the_baseline_alone_is_enough_to_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         cli.main(["compare", "--baseline=a.jsonl", "--detect=0.1", "--power=0.8", "--output=out.json"]) == 0

@@ -426,6 +426,18 @@ def test_a_cell_of_a_csv_may_be_as_long_as_a_transcript(tmp_path: Path) -> None:
     assert csv.field_size_limit() == limit
 
 
+def test_outcomes_of_which_none_can_be_used_are_refused(tmp_path: Path) -> None:
+    path = _file(tmp_path, _line(_user("x"), _bot("y"), name="a", outcome=1.0))
+    with pytest.raises(UserError, match=r"none of the outcomes of .*o\.csv can be used .*line 2 .*'yes'"):
+        read_conversations(path, outcomes=_outcomes(tmp_path / "o.csv", "id,outcome\na,yes\n"))
+
+
+def test_truth_values_of_a_csv_are_outcomes(tmp_path: Path) -> None:
+    path = _file(tmp_path, *(_line(_user("x"), _bot("y"), name=name, outcome=None) for name in "ab"))
+    file = _outcomes(tmp_path / "o.csv", "id,outcome\na,True\nb,false\n")
+    assert [c.outcome for c in read_conversations(path, strict=True, outcomes=file).conversations] == [1, 0]
+
+
 def test_what_nests_without_end_is_told_wherever_it_stands(tmp_path: Path) -> None:
     deep, talk = "[" * 100_000, (_user("x"), _bot("y"))
     file = _outcomes(tmp_path / "o.jsonl", f'{deep}\n{{"id": "b", "outcome": 0.5}}\n')

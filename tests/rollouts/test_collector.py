@@ -117,6 +117,15 @@ def test_equal_seeds_give_equal_bytes_and_other_seeds_other_conversations() -> N
     assert first != other
 
 
+def test_an_environment_that_cannot_be_copied_is_told() -> None:
+    class Locked(Dialogue):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    with pytest.raises(UserError, match=r"Locked cannot be copied .*lock"):
+        _collector(Locked()).collect(_model(), conversations=3, seed=0, policy="p")
+
+
 def test_what_is_said_does_not_depend_on_the_number_of_rows() -> None:
     model = _model()
     runs = [
