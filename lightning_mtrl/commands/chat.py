@@ -70,14 +70,14 @@ def _answer(text: str, dialogue: Dialogue, run: Run[Parts]) -> None:
 
 
 def _responded(text: str, dialogue: Dialogue, context_length: int) -> Answer | None:
-    """The response, in a new conversation where the context is full; None where that is too short."""
-    if dialogue.has_begun and not dialogue.has_room(text):
+    """The response, in a new conversation where the context is full; None where any would be too short."""
+    if not dialogue.fits(text):
+        print(f"(Not read: with a response this does not fit the context of {context_length} tokens.)")
+        return None
+    if not dialogue.has_room(text):
         print(f"(The context of {context_length} tokens is full; a new conversation begins.)")
         dialogue.reset()
-    if dialogue.has_room(text):
-        return dialogue.respond(text)
-    print(f"(Not read: with a response this does not fit the context of {context_length} tokens.)")
-    return None
+    return dialogue.respond(text)
 
 
 def _shown(answer: Answer) -> str:

@@ -83,11 +83,6 @@ class Dialogue:
         self._finished = True
 
     @property
-    def has_begun(self) -> bool:
-        """Whether anything was said since it was made or reset."""
-        return bool(self._turns)
-
-    @property
     def conversation(self) -> Conversation:
         """What was said so far, with its ids; it ends with the last response and has no outcome."""
         return Conversation(
@@ -109,6 +104,11 @@ class Dialogue:
         _, ids = self._following(text)
         return self._engine.length(0) + len(ids) + self._room <= self._context_length
 
+    def fits(self, text: str) -> bool:
+        """Whether a message and a response to it fit the context of a new conversation."""
+        _, ids = self._opening(text)
+        return len(ids) + self._room <= self._context_length
+
     def respond(self, text: str) -> Answer:
         """Take a message and sample the response to it.
 
@@ -129,6 +129,9 @@ class Dialogue:
         """The prompt that a message opens, or none where it is not the first; and the ids to append."""
         if self._turns:
             return (), self._chat.observation_ids(text, finished=self._finished)
+        return self._opening(text)
+
+    def _opening(self, text: str) -> tuple[tuple[Message, ...], list[int]]:
         instructions = (Message("system", self._system),) if self._system else ()
         prompt = (*instructions, Message("user", text))
         return prompt, self._chat.prompt_ids(prompt)

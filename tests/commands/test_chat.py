@@ -68,13 +68,18 @@ def test_reset_forgets_what_was_said_and_quit_ends(talk: Talk) -> None:
 
 def test_a_full_context_is_said_and_a_new_conversation_answers(talk: Talk, run: Path) -> None:
     long = "I need a camera and I need a laptop and I need a phone. " * 4
-    lines = talk(f"{long}\n" * 6 + "camera " * 400 + "\nHello.\n", "--temperature=0")
+    lines = talk(f"{long}\n" * 6, "--temperature=0")
     full = "(The context of 384 tokens is full; a new conversation begins.)"
     assert full in lines
     after = lines[lines.index(full) + 1]
     assert after == lines[0], "the same message opens the new conversation"
-    place = lines.index("(Not read: with a response this does not fit the context of 384 tokens.)")
-    assert lines[place + 1 :] == talk("Hello.\n", "--temperature=0")
+
+
+def test_a_message_that_fits_no_context_leaves_the_conversation_as_it_was(talk: Talk) -> None:
+    first, second = talk("Hello.\nMy budget is small.\n", "--temperature=0")
+    lines = talk(f"Hello.\n{'camera ' * 400}\nMy budget is small.\n", "--temperature=0")
+    told = "(Not read: with a response this does not fit the context of 384 tokens.)"
+    assert lines == [first, told, second]
 
 
 def test_responses_are_as_short_as_asked(talk: Talk) -> None:

@@ -72,9 +72,9 @@ def test_reset_begins_a_conversation_as_if_none_had_been() -> None:
     backbone = small_backbone(["policy"])
     dialogue = dialogue_of(backbone)
     first = held(backbone, dialogue)
-    assert dialogue.has_begun
+    assert dialogue.conversation.turns
     dialogue.reset()
-    assert not dialogue.has_begun
+    assert not dialogue.conversation.turns
     assert held(backbone, dialogue) == first
 
 
