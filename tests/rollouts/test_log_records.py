@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from record_files import write_records
 
 from lightning_mtrl.conversation import Turn
 from lightning_mtrl.rollouts.log_records import Demands
@@ -28,16 +28,7 @@ def _bot(content: str, **more: Any) -> dict[str, Any]:
 
 
 def _read(folder: Path, ending: str, *records: Any, **options: Any) -> LoadedLogs:
-    path = folder / f"logs.{ending}"
-    if ending == "parquet":
-        from datasets import Dataset
-
-        Dataset.from_list(list(records)).to_parquet(path)
-    elif ending == "json":
-        path.write_text(json.dumps(records))
-    else:
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return read_conversations(path, **options)
+    return read_conversations(write_records(folder, ending, records), **options)
 
 
 def _with_nulls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

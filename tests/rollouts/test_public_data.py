@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_files import write_records
 
 from lightning_mtrl.conversation import Conversation
 from lightning_mtrl.rollouts.logs import read_conversations
@@ -17,16 +18,7 @@ HISTORY = [ASK, ANSWER, {"role": "user", "content": "more"}]
 
 
 def _read(folder: Path, ending: str, *rows: Any) -> list[Conversation]:
-    path = folder / f"rows.{ending}"
-    if ending == "parquet":
-        from datasets import Dataset
-
-        Dataset.from_list(list(rows)).to_parquet(path)
-    elif ending == "json":
-        path.write_text(json.dumps(rows))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return read_conversations(path, strict=True).conversations
+    return read_conversations(write_records(folder, ending, rows), strict=True).conversations
 
 
 def _told(conversation: Conversation) -> tuple[list[str], list[tuple[str | None, str]], float | None]:
